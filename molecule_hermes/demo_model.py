@@ -1,0 +1,200 @@
+"""The built-in demo model: an OpenAI-compatible server that never pretends to be a real model.
+
+It lets a first run and the tests drive the real Hermes without a key. It repeats what it was
+told, and obeys directives in the last user message (`docs/demo-model.md` lists them):
+
+    demo:slow[=SECONDS]   stream word by word, that long apart
+    demo:words=N          answer with N numbered words
+    demo:run COMMAND      call Hermes's terminal tool (the rest of the line), then report
+    demo:fail=CAUSE       fail as a provider would: 401, 404, 429, 500, quota, context
+    demo:empty            answer nothing
+    demo:silent           answer "[SILENT]"
+    demo:hang             never answer
+    demo:break            break off in the middle of the stream
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+__all__ = ["DEMO_MODEL", "demo_model"]
+
+DEMO_MODEL = "molecule-demo"
+
+_MAX_BODY = 64 * 2**20
+_DIRECTIVE = re.compile(r"demo:(\w+)(?:=([^\s]+))?(?:[ \t]+([^\n]+))?")
+_FAILURES: Mapping[str, tuple[int, str, str]] = {
+    "401": (401, "invalid_api_key", "Incorrect API key provided."),
+    "404": (404, "model_not_found", "The model `molecule-demo` does not exist."),
+    "429": (429, "rate_limit_exceeded", "Rate limit reached, please slow down."),
+    "500": (500, "server_error", "The server had an error while processing your request."),
+    "quota": (429, "insufficient_quota", "You exceeded your current quota, check your billing."),
+    "context": (400, "context_length_exceeded", "The prompt exceeds the context window."),
+}
+
+
+@asynccontextmanager
+async def demo_model(port: int = 0) -> AsyncIterator[str]:
+    """Serves the demo model on loopback; yields its base URL (`http://127.0.0.1:PORT/v1`)."""
+    app = web.Application(client_max_size=_MAX_BODY)
+    app.router.add_get("/v1/models", _models)
+    app.router.add_post("/v1/chat/completions", _completions)
+    runner = web.AppRunner(app, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        host, bound = runner.addresses[0][:2]
+        yield f"http://{host}:{bound}/v1"
+    finally:
+        await runner.cleanup()
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    text: str = ""
+    tool: tuple[str, dict[str, Any]] | None = None
+    pause: float = 0.0
+    broken: bool = False
+
+
+async def _models(request: web.Request) -> web.Response:
+    return web.json_response({"object": "list", "data": [{"id": DEMO_MODEL, "object": "model"}]})
+
+
+async def _completions(request: web.Request) -> web.StreamResponse:
+    try:
+        body = await request.json()
+        messages = [m for m in body["messages"] if isinstance(m, dict)]
+    except (ValueError, KeyError, TypeError):
+        return _error(400, "invalid_request_error", "the body must be JSON with `messages`")
+    last_user = _text(next((m for m in reversed(messages) if m.get("role") == "user"), {}))
+    directives = {name: (value, rest) for name, value, rest in _DIRECTIVE.findall(last_user)}
+    if cause := directives.get("fail", ("", ""))[0]:
+        return _error(*_FAILURES.get(cause, _FAILURES["500"]))
+    if "hang" in directives:
+        await asyncio.sleep(3600)
+    answer = _answer(messages, last_user, directives)
+    if body.get("stream"):
+        return await _stream(request, answer)
+    return web.json_response(_whole(answer))
+
+
+def _answer(
+    messages: list[dict[str, Any]], last_user: str, directives: Mapping[str, tuple[str, str]]
+) -> _Answer:
+    pause = _number(directives["slow"][0], 0.15) if "slow" in directives else 0.0
+    if "empty" in directives:
+        return _Answer()
+    if "silent" in directives:
+        return _Answer("[SILENT]")
+    if messages[-1].get("role") == "tool":
+        return _Answer(f"The tool answered: {_text(messages[-1])[:2000]}", pause=pause)
+    if "run" in directives:
+        command = directives["run"][1] or "true"
+        return _Answer("I will run that now.", tool=("terminal", {"command": command}), pause=pause)
+    if "words" in directives:
+        count = int(_number(directives["words"][0], 100))
+        return _Answer(" ".join(f"word{i}" for i in range(min(count, 100_000))), pause=pause)
+    return _Answer(_echo(messages, last_user), pause=pause, broken="break" in directives)
+
+
+def _echo(messages: list[dict[str, Any]], last_user: str) -> str:
+    said = [_text(m).strip() for m in messages if m.get("role") == "user"]
+    reply = f"Demo model here (not a real one, I only repeat). You said: {last_user.strip()}"
+    if earlier := [s for s in said[:-1] if s]:
+        quoted = "; ".join(s[:200] for s in earlier[-5:])
+        reply += f"\nEarlier in this conversation you said: {quoted}"
+    return reply
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        parts = (p.get("text") for p in content if isinstance(p, dict))
+        return "\n".join(p for p in parts if isinstance(p, str))
+    return ""
+
+
+def _number(text: str, default: float) -> float:
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        return default
+
+
+def _error(status: int, code: str, message: str) -> web.Response:
+    return web.json_response(
+        {"error": {"message": message, "type": code, "code": code}}, status=status
+    )
+
+
+def _usage(answer: _Answer) -> dict[str, int]:
+    words = len(answer.text.split())
+    return {"prompt_tokens": 10, "completion_tokens": words, "total_tokens": 10 + words}
+
+
+def _tool_call(tool: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    name, arguments = tool
+    return {
+        "index": 0,
+        "id": f"call_{uuid.uuid4().hex[:12]}",
+        "type": "function",
+        "function": {"name": name, "arguments": json.dumps(arguments)},
+    }
+
+
+def _whole(answer: _Answer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    if answer.tool:
+        message["tool_calls"] = [_tool_call(answer.tool)]
+    finish = "tool_calls" if answer.tool else "stop"
+    return {
+        "id": "chatcmpl-demo",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": DEMO_MODEL,
+        "choices": [{"index": 0, "message": message, "finish_reason": finish}],
+        "usage": _usage(answer),
+    }
+
+
+async def _stream(request: web.Request, answer: _Answer) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+
+    async def chunk(delta: dict[str, Any], finish: str | None = None, **extra: Any) -> None:
+        data = {
+            "id": "chatcmpl-demo",
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": DEMO_MODEL,
+            "choices": [{"index": 0, "delta": delta, "finish_reason": finish}],
+            **extra,
+        }
+        await response.write(f"data: {json.dumps(data)}\n\n".encode())
+
+    await chunk({"role": "assistant"})
+    for word in re.findall(r"\S+\s*|\s+", answer.text):
+        await chunk({"content": word})
+        if answer.pause:
+            await asyncio.sleep(answer.pause)
+        if answer.broken and request.transport is not None:
+            request.transport.abort()
+            return response
+    if answer.tool:
+        await chunk({"tool_calls": [_tool_call(answer.tool)]})
+    await chunk({}, "tool_calls" if answer.tool else "stop", usage=_usage(answer))
+    await response.write(b"data: [DONE]\n\n")
+    return response

@@ -1,0 +1,328 @@
+"""What can go wrong, as one tree.
+
+BridgeError
+├── StartError            the bridge or Hermes cannot start; told to the operator in one line
+│   └── ConfigError       a setting is wrong
+└── TurnFailure           a turn ended badly; told to the peer as {kind, message, hint, retryable}
+    ├── Unreachable       nobody answers where Hermes should be
+    ├── TurnTimeout       the turn took longer than it may
+    ├── Busy              Hermes's limit or our own
+    ├── Draining          shutting down, no new turns
+    ├── AuthFailure       the provider or Hermes refused a key
+    ├── QuotaExceeded     the provider's account is out of credit
+    ├── RateLimited       the provider asks to slow down
+    ├── ModelNotFound     the provider does not know the model
+    ├── ContextOverflow   the conversation no longer fits the model
+    ├── TooLarge          the message is larger than Hermes takes
+    ├── BadRequest        the message cannot be passed on
+    ├── EmptyReply        the model answered nothing
+    ├── Interrupted       Hermes or the bridge died under the turn
+    └── InternalFailure   anything else; the details are in the log only
+
+Standard library only: the plugin imports this module inside Hermes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
+__all__ = [
+    "FAILURES",
+    "AuthFailure",
+    "BadRequest",
+    "BridgeError",
+    "Busy",
+    "ConfigError",
+    "ContextOverflow",
+    "Draining",
+    "EmptyReply",
+    "InternalFailure",
+    "Interrupted",
+    "ModelNotFound",
+    "QuotaExceeded",
+    "RateLimited",
+    "StartError",
+    "TooLarge",
+    "TurnFailure",
+    "TurnTimeout",
+    "Unreachable",
+    "failure_from_dict",
+    "failure_from_model_error",
+    "redact",
+]
+
+
+class BridgeError(Exception):
+    """Everything this package raises on purpose."""
+
+
+class StartError(BridgeError):
+    """The bridge or Hermes cannot start. `hint` says what to do."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} — {self.hint}" if self.hint else self.message
+
+
+class ConfigError(StartError):
+    """A setting is wrong."""
+
+
+class TurnFailure(BridgeError):
+    """A turn ended badly. The message and the hint are meant for the peer."""
+
+    kind: ClassVar[str] = "internal"
+    default_message: ClassVar[str] = "the turn failed"
+    default_hint: ClassVar[str] = ""
+    default_retryable: ClassVar[bool] = False
+
+    def __init__(
+        self, message: str = "", *, hint: str | None = None, retryable: bool | None = None
+    ) -> None:
+        self.message = redact(message) or self.default_message
+        self.hint = self.default_hint if hint is None else redact(hint)
+        self.retryable = self.default_retryable if retryable is None else retryable
+        super().__init__(self.message)
+
+    def as_dict(self) -> dict[str, str | bool]:
+        return {
+            "kind": self.kind,
+            "message": self.message,
+            "hint": self.hint,
+            "retryable": self.retryable,
+        }
+
+
+class Unreachable(TurnFailure):
+    kind = "unreachable"
+    default_message = "Hermes does not answer"
+    default_hint = "start Hermes, or check HERMES_API_BASE; /readyz says which part is down"
+    default_retryable = True
+
+
+class TurnTimeout(TurnFailure):
+    kind = "timeout"
+    default_message = "Hermes did not finish in time"
+    default_hint = "ask for less at once, or raise MOLECULE_HERMES_TURN_TIMEOUT"
+    default_retryable = True
+
+
+class Busy(TurnFailure):
+    kind = "busy"
+    default_message = "too many turns at once"
+    default_hint = "try again in a few seconds"
+    default_retryable = True
+
+
+class Draining(TurnFailure):
+    kind = "draining"
+    default_message = "the agent is shutting down"
+    default_hint = "try again when /readyz answers 200"
+    default_retryable = True
+
+
+class AuthFailure(TurnFailure):
+    kind = "auth"
+    default_message = "a key was refused"
+    default_hint = "the agent's operator must check the model provider's API key"
+
+
+class QuotaExceeded(TurnFailure):
+    kind = "quota"
+    default_message = "the model provider's account is out of credit"
+    default_hint = "the agent's operator must top up the account or choose another provider"
+
+
+class RateLimited(TurnFailure):
+    kind = "rate_limit"
+    default_message = "the model provider asks to slow down"
+    default_hint = "try again in a minute"
+    default_retryable = True
+
+
+class ModelNotFound(TurnFailure):
+    kind = "model_not_found"
+    default_message = "the model provider does not know the model"
+    default_hint = "the agent's operator must check HERMES_INFERENCE_MODEL"
+
+
+class ContextOverflow(TurnFailure):
+    kind = "context_overflow"
+    default_message = "the conversation no longer fits the model's context"
+    default_hint = "start a new conversation (a new contextId) or send less"
+
+
+class TooLarge(TurnFailure):
+    kind = "too_large"
+    default_message = "the message is too large"
+    default_hint = "send it in smaller pieces"
+
+
+class BadRequest(TurnFailure):
+    kind = "bad_request"
+    default_message = "the message cannot be passed on"
+    default_hint = "send text"
+
+
+class EmptyReply(TurnFailure):
+    kind = "empty_reply"
+    default_message = "the model answered nothing"
+    default_hint = "try again, or ask in other words"
+    default_retryable = True
+
+
+class Interrupted(TurnFailure):
+    kind = "interrupted"
+    default_message = "the turn was cut off"
+    default_hint = "send the message again; the conversation is kept"
+    default_retryable = True
+
+
+class InternalFailure(TurnFailure):
+    kind = "internal"
+    default_message = "something went wrong inside the agent"
+    default_hint = "the agent's log has the details"
+
+
+FAILURES: Mapping[str, type[TurnFailure]] = {
+    failure.kind: failure
+    for failure in (
+        Unreachable,
+        TurnTimeout,
+        Busy,
+        Draining,
+        AuthFailure,
+        QuotaExceeded,
+        RateLimited,
+        ModelNotFound,
+        ContextOverflow,
+        TooLarge,
+        BadRequest,
+        EmptyReply,
+        Interrupted,
+        InternalFailure,
+    )
+}
+
+
+def failure_from_dict(data: Mapping[str, object]) -> TurnFailure:
+    """The failure a `{kind, message, hint, retryable}` stands for; an unknown kind is internal."""
+    failure = FAILURES.get(str(data.get("kind")), InternalFailure)
+    hint = data.get("hint")
+    retryable = data.get("retryable")
+    return failure(
+        str(data.get("message") or ""),
+        hint=hint if isinstance(hint, str) else None,
+        retryable=retryable if isinstance(retryable, bool) else None,
+    )
+
+
+# Providers share status codes between causes (a 429 is a rate or an empty account, a 400 an
+# oversized prompt or a bad model), so the text decides first and the status second.
+_BY_TEXT: tuple[tuple[re.Pattern[str], type[TurnFailure]], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), failure)
+    for pattern, failure in (
+        (
+            r"context[ _](length|window|overflow|limit)|maximum context"
+            r"|prompt is too long|too many tokens|exceeds? the (max|context)",
+            ContextOverflow,
+        ),
+        (
+            r"insufficient[_ ](quota|credit|balance|funds)|exceeded your current quota"
+            r"|out of credit|billing|payment required|spending limit",
+            QuotaExceeded,
+        ),
+        (
+            r"model[_ ]not[_ ]found|(no such|unknown|invalid) model"
+            r"|model\b.{0,80}\b(does not exist|not found|is not available)",
+            ModelNotFound,
+        ),
+        (
+            r"invalid[_ ]api[_ ]key|incorrect api key|unauthori[sz]ed|authentication"
+            r"|no api key|api key not (valid|found)|permission denied|forbidden",
+            AuthFailure,
+        ),
+        (r"rate[ _-]?limit|too many requests|slow down|overloaded", RateLimited),
+        (r"timed? ?out|timeout", TurnTimeout),
+        (r"empty (response|reply)|no reply|returned (nothing|no content)", EmptyReply),
+    )
+)
+_BY_STATUS: Mapping[int, type[TurnFailure]] = {
+    401: AuthFailure,
+    402: QuotaExceeded,
+    403: AuthFailure,
+    404: ModelNotFound,
+    408: TurnTimeout,
+    413: ContextOverflow,
+    429: RateLimited,
+    504: TurnTimeout,
+}
+_STATUS_IN_TEXT = re.compile(r"\b(?:HTTP|status(?: code)?|Error code)[ :=]*([45]\d\d)\b", re.I)
+
+
+def failure_from_model_error(text: str, status: int | None = None) -> TurnFailure:
+    """Names what a model provider's error, as Hermes reports it, means for the turn."""
+    text = _plain(text)
+    if status is None and (found := _STATUS_IN_TEXT.search(text)):
+        status = int(found.group(1))
+    message = f"the model provider answered: {_shorten(text)}" if text else ""
+    if status is not None and status >= 500 and status != 504:
+        return _upstream_down(message)
+    for pattern, failure in _BY_TEXT:
+        if pattern.search(text):
+            return failure(message)
+    if status is not None and status in _BY_STATUS:
+        return _BY_STATUS[status](message)
+    if status is not None and status < 500:
+        return BadRequest(message, hint="the agent's operator must check the model's settings")
+    return InternalFailure(message)
+
+
+def _upstream_down(message: str) -> TurnFailure:
+    return InternalFailure(
+        message or "the model provider failed",
+        hint="the model provider has a problem of its own; try again later",
+        retryable=True,
+    )
+
+
+_HTML = re.compile(r"<(?:script|style)\b.*?</(?:script|style)>|<[^>]{0,500}>", re.I | re.S)
+
+
+def _plain(text: str) -> str:
+    """One line without the tags of an HTML error page."""
+    if "<" in text:
+        text = _HTML.sub(" ", text)
+    return " ".join(text.split())
+
+
+def _shorten(text: str, limit: int = 300) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+_SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), r"\1 ***"),
+    (re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@:]*:[^\s/@]+@"), r"\1***@"),
+    (re.compile(r"\b(?:sk|pk|rk|xox[abprs]|gh[pousr]|hf|gsk|nvapi|AIza)[-_][\w-]{8,}"), "***"),
+    (re.compile(r"\bAIza[\w-]{20,}"), "***"),
+    (
+        re.compile(
+            r"(?i)((?:api[_-]?key|token|secret|password|passwd|authorization)"
+            r"[\"']?\s*[:=]\s*[\"']?)[^\s\"',;}&]{4,}"
+        ),
+        r"\1***",
+    ),
+)
+
+
+def redact(text: str) -> str:
+    """The text without what looks like a secret: keys, bearer tokens, passwords in URLs."""
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text

@@ -1,0 +1,107 @@
+"""The vocabulary between the executor and the transports.
+
+A `Turn` goes to Hermes; `TurnEvent`s come back, the last of them exactly one of `Completed`,
+`Failed` and `Cancelled`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Literal
+
+from molecule_hermes.errors import TurnFailure
+
+__all__ = [
+    "Cancelled",
+    "Completed",
+    "Failed",
+    "Notice",
+    "TextDelta",
+    "ToolProgress",
+    "Turn",
+    "TurnEvent",
+    "Usage",
+    "conversation_id",
+    "is_last",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message of a peer on its way to Hermes."""
+
+    message_id: str
+    peer: str
+    context_id: str
+    task_id: str
+    text: str
+
+    @property
+    def conversation(self) -> str:
+        return conversation_id(self.peer, self.context_id)
+
+
+def conversation_id(peer: str, context_id: str) -> str:
+    """Names the conversation `(peer, context_id)` in an alphabet that Hermes takes everywhere.
+
+    A hash, because both halves come from outside: no choice of context_id may reach another
+    peer's conversation, a path, or Hermes's limit of 256 characters. The length in front of
+    the peer keeps ("ab", "c") and ("a", "bc") apart.
+    """
+    material = f"{len(peer)}:{peer}{context_id}".encode("utf-8", "surrogatepass")
+    return "a2a-" + hashlib.sha256(material).hexdigest()[:40]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    input_tokens: int = 0
+    output_tokens: int = 0
+    total_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """More of the reply. With `replace`, all text so far was not the answer and is replaced."""
+
+    text: str
+    replace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolProgress:
+    tool: str
+    phase: Literal["start", "end"]
+    preview: str = ""
+    duration: float | None = None
+    ok: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something Hermes says about the turn (retrying, waiting), never part of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    text: str
+    usage: Usage = field(default_factory=Usage)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    failure: TurnFailure
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    pass
+
+
+TurnEvent = TextDelta | ToolProgress | Notice | Completed | Failed | Cancelled
+
+
+def is_last(event: TurnEvent) -> bool:
+    return isinstance(event, Completed | Failed | Cancelled)
