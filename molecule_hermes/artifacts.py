@@ -1,0 +1,109 @@
+"""The artifact `reply`: streamed text, coalesced into updates.
+
+The SDK copies and saves the whole task for every update, so one update per token is quadratic
+(measured: 17 s for 2,000 tokens on its SQLite store). The first piece goes out at once, then at
+most one update each `interval` or `size` characters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from types import TracebackType
+from typing import Self
+
+from a2a.helpers import new_text_part
+from a2a.server.tasks import TaskUpdater
+
+__all__ = ["REPLY", "ReplyArtifact"]
+
+REPLY = "reply"
+
+
+class ReplyArtifact:
+    """Inside `async with`, what waits in the buffer goes out by itself when its time has come."""
+
+    def __init__(self, updater: TaskUpdater, *, interval: float = 0.05, size: int = 2048) -> None:
+        self._updater = updater
+        self._interval = interval
+        self._size = size
+        self._sent: list[str] = []
+        self._pending: list[str] = []
+        self._pending_size = 0
+        self._exists = False
+        self._append = False
+        self._next_at = 0.0
+        self._dirty = asyncio.Event()
+        self._sending = asyncio.Lock()
+        self._flusher: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._flusher = asyncio.create_task(self._flush_in_time(), name="reply-flusher")
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._flusher is not None:
+            self._flusher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._flusher
+
+    async def add(self, text: str, *, replace: bool = False) -> None:
+        """More text; with `replace`, instead of all text so far."""
+        if replace:
+            self._sent.clear()
+            self._pending.clear()
+            self._pending_size = 0
+            self._append = False
+        self._pending.append(text)
+        self._pending_size += len(text)
+        if self._pending_size >= self._size or time.monotonic() >= self._next_at:
+            await self.flush()
+        else:
+            self._dirty.set()
+
+    async def flush(self) -> None:
+        """Sends what waits, so that what is emitted next comes after it."""
+        async with self._sending:
+            if self._pending:
+                await self._send("".join(self._take()))
+
+    async def finish(self, text: str) -> None:
+        """The last chunk: after it the artifact's text is `text`."""
+        async with self._sending:
+            rest = "".join(self._take())
+            if "".join(self._sent) == text:
+                await self._send(rest, last=True)
+            else:
+                self._append = False
+                await self._send(text, last=True)
+
+    async def keep(self) -> None:
+        """The last chunk when the turn did not complete: what was streamed stays."""
+        async with self._sending:
+            if self._exists or self._pending:
+                await self._send("".join(self._take()), last=True)
+
+    def _take(self) -> list[str]:
+        taken, self._pending, self._pending_size = self._pending, [], 0
+        self._sent += taken
+        return taken
+
+    async def _send(self, text: str, *, last: bool = False) -> None:
+        append, self._append, self._exists = self._append, True, True
+        self._next_at = time.monotonic() + self._interval
+        await self._updater.add_artifact(
+            [new_text_part(text)], REPLY, name=REPLY, append=append, last_chunk=last
+        )
+
+    async def _flush_in_time(self) -> None:
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            await asyncio.sleep(max(0.0, self._next_at - time.monotonic()))
+            await self.flush()

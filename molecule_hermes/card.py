@@ -1,0 +1,74 @@
+"""The agent card: who we are, and only what works."""
+
+from __future__ import annotations
+
+from a2a.types import (
+    AgentCapabilities,
+    AgentCard,
+    AgentInterface,
+    AgentSkill,
+    HTTPAuthSecurityScheme,
+    SecurityRequirement,
+    SecurityScheme,
+    StringList,
+)
+
+from molecule_hermes import __version__
+from molecule_hermes.config import Settings
+
+__all__ = ["build_card"]
+
+_SKILLS = (
+    AgentSkill(
+        id="converse",
+        name="Converse",
+        description=(
+            "Answers questions and works on tasks. Messages with the same contextId are one "
+            "conversation, which the agent remembers across tasks and restarts."
+        ),
+        tags=["chat", "assistant", "memory"],
+        examples=["Summarise what we agreed on so far.", "Draft a reply to this text: …"],
+    ),
+    AgentSkill(
+        id="act",
+        name="Act with tools",
+        description=(
+            "Uses the tools and skills that its operator enabled in Hermes, such as running "
+            "commands, files and the web, and reports each tool as it runs."
+        ),
+        tags=["tools", "automation"],
+        examples=["Run the test suite in this folder and tell me what fails."],
+    ),
+)
+
+
+def build_card(settings: Settings, url: str, *, demo: bool = False) -> AgentCard:
+    description = settings.description
+    if demo:
+        description += " (It answers with the built-in demo model, not a real one.)"
+    card = AgentCard(
+        name=settings.name,
+        description=description,
+        version=__version__,
+        supported_interfaces=_interfaces(url, settings.compat_v03),
+        capabilities=AgentCapabilities(streaming=True, push_notifications=False),
+        default_input_modes=["text/plain"],
+        default_output_modes=["text/plain"],
+        skills=_SKILLS,
+    )
+    if settings.peer_tokens:
+        scheme = HTTPAuthSecurityScheme(scheme="bearer", description="A token from the operator")
+        card.security_schemes["bearer"].CopyFrom(
+            SecurityScheme(http_auth_security_scheme=scheme)
+        )
+        card.security_requirements.append(SecurityRequirement(schemes={"bearer": StringList()}))
+    return card
+
+
+def _interfaces(url: str, compat_v03: bool) -> list[AgentInterface]:
+    versions = ["1.0", "0.3"] if compat_v03 else ["1.0"]
+    return [
+        AgentInterface(protocol_binding=binding, protocol_version=version, url=url)
+        for version in versions
+        for binding in ("JSONRPC", "HTTP+JSON")
+    ]

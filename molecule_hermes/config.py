@@ -1,0 +1,194 @@
+"""The bridge's settings: the only reader of its environment."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+
+from molecule_hermes.errors import ConfigError
+
+__all__ = ["Settings", "is_loopback", "unknown_variables"]
+
+PREFIX = "MOLECULE_HERMES_"
+API_PORT = 8642
+
+
+def _url(value: object) -> object:
+    text = str(value).rstrip("/")
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("not a URL")
+    _ = parts.port
+    return text
+
+
+_TOKEN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._@-]{0,63}):(\S+)")
+
+
+def _peer_tokens(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    tokens: dict[str, str] = {}
+    for entry in filter(None, (e.strip() for e in value.split(","))):
+        found = _TOKEN.fullmatch(entry)
+        if not found or found[1] in tokens or found[2] in tokens.values():
+            raise ValueError("bad entry")
+        tokens[found[1]] = found[2]
+    return tokens
+
+
+Url = Annotated[str, BeforeValidator(_url)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Count = Annotated[int, Field(ge=1, le=100_000)]
+
+
+def _own(name: str, default: Any, takes: str, **more: Any) -> Any:
+    return Field(default, alias=PREFIX + name, description=takes, **more)
+
+
+def _known(name: str, default: Any, takes: str, **more: Any) -> Any:
+    return Field(default, alias=name, description=takes, **more)
+
+
+def _default_state_dir() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / (
+        "molecule-hermes"
+    )
+
+
+class Settings(BaseModel):
+    """Every field's description says what its variable takes; the README's table is made of it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+    host: str = _own("HOST", "127.0.0.1", "an address to listen on")
+    port: Port = _own("PORT", 8000, "a port number, 0 to 65535; 0 picks a free one")
+    public_url: Url | None = _own("PUBLIC_URL", None, "a URL for the agent card, if peers do not reach HOST:PORT")
+    state_dir: Path = Field(
+        default_factory=_default_state_dir,
+        alias=PREFIX + "STATE_DIR",
+        description="a folder for what must survive a restart",
+    )
+    peer_tokens: Annotated[
+        dict[str, SecretStr], BeforeValidator(_peer_tokens)
+    ] = _own(
+        "PEER_TOKENS",
+        {},
+        "name:token,… — peers that may call, each name and token once",
+    )
+    allow_anonymous: bool = _own(
+        "ALLOW_ANONYMOUS", False, "true or false: listen beyond loopback without peer tokens"
+    )
+    name: str = _own("NAME", "Hermes", "the agent's name on its card")
+    description: str = _own(
+        "DESCRIPTION",
+        "The Hermes agent: conversations with memory, skills and tools.",
+        "the agent's description on its card",
+    )
+    model: str = _own("MODEL", "hermes-agent", "the model name passed on to Hermes")
+    system_prompt: str = _own("SYSTEM_PROMPT", "", "a system prompt passed on to Hermes")
+    turn_timeout: Seconds = _own("TURN_TIMEOUT", 600, "seconds a turn may take, waiting included")
+    drain_timeout: Annotated[float, Field(ge=0, le=3600)] = _own(
+        "DRAIN_TIMEOUT", 30, "seconds that running turns get to end at shutdown"
+    )
+    max_running: Count = _own("MAX_RUNNING", 10, "turns at once, 1 or more")
+    max_waiting: Annotated[int, Field(ge=0, le=100_000)] = _own(
+        "MAX_WAITING", 100, "turns that may wait, 0 or more; then peers are told `busy`"
+    )
+    max_body: Annotated[int, Field(ge=1024, le=2**31)] = _own(
+        "MAX_BODY", 10 * 2**20, "bytes of a request's body, 1024 or more"
+    )
+    compat_v03: bool = _own("COMPAT_V03", True, "true or false: serve A2A 0.3 clients too")
+    log_level: Literal["debug", "info", "warning", "error"] = _own(
+        "LOG_LEVEL", "info", "debug, info, warning or error"
+    )
+
+    hermes_api_base: Url = _known(
+        "HERMES_API_BASE", f"http://127.0.0.1:{API_PORT}/v1", "a URL: where Hermes's API server is"
+    )
+    api_server_key: Annotated[SecretStr, Field(min_length=16)] | None = _known(
+        "API_SERVER_KEY",
+        None,
+        "Hermes's API key, 16 characters or more (with a shorter one Hermes never opens its port)",
+    )
+    hermes_home: Path | None = _known(
+        "HERMES_HOME", None, "Hermes's folder; `up` keeps one below STATE_DIR by default"
+    )
+    ready_budget: Seconds = _known(
+        "HERMES_GATEWAY_READY_BUDGET_SEC", 120, "seconds that Hermes gets to become ready"
+    )
+    inference_model: str = _known("HERMES_INFERENCE_MODEL", "", "the model that Hermes uses")
+    inference_provider: str = _known("HERMES_INFERENCE_PROVIDER", "", "the provider Hermes uses")
+    custom_base_url: Url | None = _known(
+        "HERMES_CUSTOM_BASE_URL", None, "the URL of an OpenAI-compatible model server"
+    )
+    custom_api_key: SecretStr | None = _known(
+        "HERMES_CUSTOM_API_KEY", None, "the key for HERMES_CUSTOM_BASE_URL"
+    )
+    custom_api_mode: str = _known(
+        "HERMES_CUSTOM_API_MODE",
+        "chat_completions",
+        "chat_completions, codex_responses or anthropic_messages",
+        pattern="^(chat_completions|codex_responses|anthropic_messages)$",
+    )
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ, **overrides: Any) -> Self:
+        """Reads the settings; an empty variable counts as unset. Raises `ConfigError`."""
+        values: dict[str, Any] = {name: value for name, value in environ.items() if value.strip()}
+        aliases = {name: str(field.alias) for name, field in cls.model_fields.items()}
+        values |= {aliases[name]: v for name, v in overrides.items() if v is not None}
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise _explain(cls, error) from None
+
+    def require_safe_exposure(self) -> None:
+        """Without tokens anybody who reaches the port commands the agent and its tools."""
+        if not self.peer_tokens and not self.allow_anonymous and not is_loopback(self.host):
+            raise ConfigError(
+                f"MOLECULE_HERMES_HOST={self.host!r} would let anybody on the network command "
+                "this agent",
+                "set MOLECULE_HERMES_PEER_TOKENS=name:token, or on a private network "
+                "MOLECULE_HERMES_ALLOW_ANONYMOUS=true",
+            )
+
+    @property
+    def home(self) -> Path:
+        """Hermes's folder: the user's, or our own below STATE_DIR."""
+        return (self.hermes_home or self.state_dir / "hermes").expanduser().absolute()
+
+
+def _explain(settings: type[Settings], error: ValidationError) -> ConfigError:
+    """One line that names the variable, the value and what it takes."""
+    first = error.errors()[0]
+    variable = str(first["loc"][0])
+    field = next(f for f in settings.model_fields.values() if f.alias == variable)
+    secret = "SecretStr" in str(field.annotation)
+    value = "(a secret)" if secret else repr(first.get("input"))
+    return ConfigError(f"{variable}={value} is wrong: it takes {field.description}")
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def unknown_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables with our prefix that mean nothing, each with the nearest that does."""
+    known = [str(field.alias) for field in Settings.model_fields.values()]
+    unknown = [name for name in environ if name.startswith(PREFIX) and name not in known]
+    return {name: (get_close_matches(name, known, 1) or [""])[0] for name in sorted(unknown)}

@@ -1,0 +1,268 @@
+"""Writes the Hermes configuration, runs and supervises `hermes gateway`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+from urllib.parse import urlsplit
+
+import psutil
+
+from molecule_hermes.config import API_PORT, PREFIX, Settings, is_loopback
+from molecule_hermes.errors import StartError, Unreachable, redact
+from molecule_hermes.hermes_home import HermesHome
+from molecule_hermes.providers import ModelChoice
+
+__all__ = ["Gateway", "configure", "port_owner", "require_free_port"]
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+
+def configure(home: HermesHome, settings: Settings, model: ModelChoice | None) -> str:
+    """Merges what the bridge needs into Hermes's folder; returns the API key.
+
+    `model` is None when the folder has a model of its own.
+    """
+    host, port = api_address(settings)
+    home.create()
+    key = settings.api_server_key
+    api_key = key.get_secret_value() if key else home.api_key()
+    if model is not None:
+        home.set_model(model.block)
+    home.merge_config(_required(settings), _DEFAULTS)
+    home.merge_env(
+        {
+            "API_SERVER_ENABLED": "true",
+            "API_SERVER_KEY": api_key,
+            "API_SERVER_HOST": host,
+            "API_SERVER_PORT": str(port),
+        }
+    )
+    return api_key
+
+
+def _required(settings: Settings) -> dict[str, Any]:
+    return {"gateway": {"api_server": {"max_concurrent_runs": settings.max_running}}}
+
+
+# Each measured on Hermes 0.19.0: it pip-installs things on the first turn; SIGTERM cuts a running
+# turn; after an unclean exit it runs every recent session again unasked, and resends old replies.
+_DEFAULTS: Mapping[str, Any] = {
+    "security": {"allow_lazy_installs": False},
+    "agent": {"restart_drain_timeout": 20, "gateway_auto_continue_freshness": 0.01},
+    "gateway": {"delivery_ledger": False},
+}
+
+
+def api_address(settings: Settings) -> tuple[str, int]:
+    parts = urlsplit(settings.hermes_api_base)
+    host = parts.hostname or "127.0.0.1"
+    if not is_loopback(host):
+        raise StartError(
+            f"HERMES_API_BASE={settings.hermes_api_base!r} is not on this machine",
+            "`up` runs its own Hermes on loopback; use `molecule-hermes serve` for a remote one",
+        )
+    return ("127.0.0.1" if host == "localhost" else host), parts.port or API_PORT
+
+
+def port_owner(port: int) -> str:
+    """Who listens on a port, as far as this user may know."""
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.laddr and connection.laddr.port == port and connection.pid:
+                if connection.status == psutil.CONN_LISTEN:
+                    return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    except psutil.Error:
+        pass
+    return "another process"
+
+
+def require_free_port(host: str, port: int, variable: str, example: str) -> None:
+    """Raises `StartError` naming the port, who holds it and the variable that moves it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise port_taken(host, port, variable, example) from error
+
+
+def port_taken(host: str, port: int, variable: str, example: str) -> StartError:
+    return StartError(
+        f"port {port} on {host} is taken by {port_owner(port)}",
+        f"stop it, or choose another port: {variable}={example}",
+    )
+
+
+class Gateway:
+    """The `hermes gateway` process: started on enter, restarted when it dies, ended on exit.
+
+    `on_change` is told in a few words what happens, for the terminal.
+    """
+
+    def __init__(
+        self,
+        home: HermesHome,
+        log_file: Path,
+        *,
+        environ: Mapping[str, str],
+        max_restarts: int = 5,
+        restart_window: float = 300.0,
+        stop_timeout: float = 30.0,
+        on_change: Callable[[str], None] = logger.info,
+    ) -> None:
+        self.home = home
+        self.log_file = log_file
+        self._environ = environ
+        self._max_restarts = max_restarts
+        self._restart_window = restart_window
+        self._stop_timeout = stop_timeout
+        self._on_change = on_change
+        self._deaths: deque[float] = deque()
+        self._process: asyncio.subprocess.Process | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._log: IO[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    async def check(self) -> None:
+        """Raises `Unreachable` while the process does not run."""
+        if self.pid is None:
+            raise Unreachable(
+                "the Hermes gateway is not running", hint=f"its log is {self.log_file}"
+            )
+
+    async def failed(self) -> None:
+        """Returns only by raising, when Hermes cannot be kept running."""
+        if self._supervisor is not None:
+            await asyncio.shield(self._supervisor)
+
+    def log_tail(self, lines: int = 8) -> str:
+        """The last lines of Hermes's output, without secrets."""
+        try:
+            text = self.log_file.read_text(encoding="utf-8", errors="replace")[-20_000:]
+        except OSError:
+            return ""
+        kept = [line for line in text.splitlines() if line.strip()]
+        return redact("\n".join(kept[-lines:]))
+
+    async def __aenter__(self) -> Self:
+        if pid := self.home.running_gateway():
+            raise StartError(
+                f"a Hermes gateway (pid {pid}) already runs on {self.home.path}",
+                f"stop it (kill {pid}), talk to it with `molecule-hermes serve`, "
+                "or choose another HERMES_HOME",
+            )
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        self._log = self.log_file.open("wb")
+        await self._start()
+        self._supervisor = asyncio.create_task(self._supervise(), name="hermes-supervisor")
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            with contextlib.suppress(asyncio.CancelledError, StartError):
+                await self._supervisor
+        await self._stop()
+        if self._log is not None:
+            self._log.close()
+
+    async def _start(self) -> None:
+        # The bridge's own settings hold peers' tokens, and Hermes's tools can print their
+        # environment.
+        environ = {k: v for k, v in self._environ.items() if not k.startswith(PREFIX)}
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "hermes_cli.main",
+            "gateway",
+            "run",
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=asyncio.subprocess.STDOUT,
+            env=environ | {"HERMES_HOME": str(self.home.path), "PYTHONUNBUFFERED": "1"},
+            cwd=self.home.path,
+            # A group of its own, so that Ctrl-C in a terminal reaches only the bridge, which
+            # then stops Hermes in order.
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+
+    async def _supervise(self) -> None:
+        while True:
+            if self._process is None:
+                raise StartError("Hermes was never started")
+            code = await self._process.wait()
+            self._deaths.append(time.monotonic())
+            while self._deaths[0] < time.monotonic() - self._restart_window:
+                self._deaths.popleft()
+            if len(self._deaths) > self._max_restarts:
+                raise StartError(
+                    f"Hermes ended {len(self._deaths)} times in {self._restart_window:g} s "
+                    f"(the last time with code {code})",
+                    f"its log is {self.log_file}; the last lines:\n{self.log_tail()}",
+                )
+            wait = min(2.0 ** (len(self._deaths) - 1), 30.0)
+            self._on_change(f"Hermes ended with code {code}; starting it again in {wait:g} s")
+            await asyncio.sleep(wait)
+            await self._start()
+
+    async def _stop(self) -> None:
+        process, pid = self._process, self.pid
+        if process is None or pid is None:
+            return
+        family = _descendants(pid)
+        process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(self._stop_timeout):
+                await process.wait()
+        except TimeoutError:
+            logger.warning("Hermes did not stop in %g s; killing it", self._stop_timeout)
+            process.kill()
+            await process.wait()
+        for member in family:
+            # What a tool started and Hermes left behind; psutil knows a reused pid.
+            with contextlib.suppress(psutil.Error):
+                member.kill()
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.Error:
+        return []
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def _die_with_parent() -> None:
+    """Has the kernel stop Hermes when the bridge is killed, so that no orphan holds its port."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+

@@ -1,0 +1,171 @@
+"""What a request must pass before the SDK sees it: host, peer token, media type, size."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Collection, Mapping
+
+from a2a.server.request_handlers.response_helpers import build_error_response
+from a2a.utils.error_handlers import build_rest_error_payload
+from a2a.utils.errors import A2AError, ContentTypeNotSupportedError, InvalidRequestError
+from pydantic import SecretStr
+from starlette.authentication import (
+    AuthCredentials,
+    AuthenticationBackend,
+    AuthenticationError,
+    SimpleUser,
+)
+from starlette.requests import HTTPConnection
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+__all__ = ["BodyGuard", "HostGuard", "PeerTokens", "refuse_peer"]
+
+logger = logging.getLogger(__name__)
+
+
+class PeerTokens(AuthenticationBackend):
+    """The bearer token's name is the peer. Without tokens everybody is the same nameless peer."""
+
+    def __init__(self, tokens: Mapping[str, SecretStr], open_paths: Collection[str]) -> None:
+        self._tokens = {n: t.get_secret_value().encode() for n, t in tokens.items()}
+        self._open_paths = open_paths
+
+    async def authenticate(
+        self, conn: HTTPConnection
+    ) -> tuple[AuthCredentials, SimpleUser] | None:
+        if not self._tokens or conn.url.path in self._open_paths:
+            return None
+        scheme, _, token = conn.headers.get("authorization", "").partition(" ")
+        peer = self._peer(token.strip().encode("utf-8", "surrogateescape"))
+        if scheme.lower() != "bearer" or peer is None:
+            raise AuthenticationError("a bearer token of this agent is needed")
+        return AuthCredentials(["authenticated"]), SimpleUser(peer)
+
+    def _peer(self, token: bytes) -> str | None:
+        """Compares with every token, each in constant time, so that timing tells nothing."""
+        matches = [n for n, known in self._tokens.items() if hmac.compare_digest(known, token)]
+        return matches[0] if matches else None
+
+
+def refuse_peer(conn: HTTPConnection, error: AuthenticationError) -> Response:
+    headers = {"WWW-Authenticate": 'Bearer realm="a2a"'}
+    return JSONResponse({"error": {"code": 401, "message": str(error)}}, 401, headers)
+
+
+class HostGuard:
+    """Answers only to known host names.
+
+    A page in a browser on this machine could otherwise reach a token-less agent on loopback by
+    pointing a name of its own at 127.0.0.1 (DNS rebinding).
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            host = HTTPConnection(scope).url.hostname
+            if (host or "").lower() not in self._hosts:
+                message = (
+                    f"this agent does not answer to that host name; it knows "
+                    f"{', '.join(sorted(self._hosts))} (or set MOLECULE_HERMES_PUBLIC_URL)"
+                )
+                response = JSONResponse({"error": {"code": 403, "message": message}}, 403)
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class BodyGuard:
+    """Reads the whole body, within a size and a time, and hands it on.
+
+    The SDK has no limit of its own and reads it whole anyway.
+    """
+
+    def __init__(
+        self, app: ASGIApp, limit: int, rpc_paths: Collection[str], timeout: float = 30.0
+    ) -> None:
+        self._app = app
+        self._limit = limit
+        self._rpc_paths = rpc_paths
+        self._timeout = timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] not in ("POST", "PUT", "PATCH"):
+            await self._app(scope, receive, send)
+            return
+        headers = HTTPConnection(scope).headers
+        refusal = self._refuse_unread(headers)
+        body = b""
+        if refusal is None:
+            try:
+                async with asyncio.timeout(self._timeout):
+                    body = await self._read(receive)
+            except TimeoutError:
+                refusal = 408, InvalidRequestError("the body did not arrive in time")
+            except _TooLargeError:
+                refusal = self._too_large()
+        if refusal is None and body and not _is_json(headers.get("content-type", "")):
+            refusal = 415, ContentTypeNotSupportedError("send application/json")
+        if refusal is not None:
+            await self._refuse(scope, *refusal)(scope, receive, send)
+            return
+        await self._app(scope, _replay(body, receive), send)
+
+    def _refuse_unread(self, headers: Mapping[str, str]) -> tuple[int, A2AError] | None:
+        length = headers.get("content-length", "")
+        if length.isdigit() and int(length) > self._limit:
+            return self._too_large()
+        return None
+
+    def _too_large(self) -> tuple[int, A2AError]:
+        return 413, InvalidRequestError(f"the body is larger than {self._limit} bytes")
+
+    async def _read(self, receive: Receive) -> bytes:
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return bytes(body)
+            body += message.get("body", b"")
+            if len(body) > self._limit:
+                raise _TooLargeError
+            if not message.get("more_body"):
+                return bytes(body)
+
+    def _refuse(self, scope: Scope, status: int, error: A2AError) -> Response:
+        if scope["path"] in self._rpc_paths:
+            # JSON-RPC tells a wrong media type inside the envelope; its clients read no 415.
+            payload = build_error_response(None, error)
+            return JSONResponse(payload, 200 if status == 415 else status)
+        payload = build_rest_error_payload(error)
+        payload["error"]["code"] = status
+        return JSONResponse(payload, status)
+
+
+class _TooLargeError(Exception):
+    pass
+
+
+def _is_json(content_type: str) -> bool:
+    media_type = content_type.partition(";")[0].strip().lower()
+    return media_type == "application/json" or (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    )
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    sent = False
+
+    async def replay() -> Message:
+        nonlocal sent
+        if sent:
+            return await receive()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay

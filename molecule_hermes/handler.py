@@ -1,0 +1,134 @@
+"""The SDK's request handler, with its traps closed.
+
+Probed on a2a-sdk 1.3.0: a follow-up with only a taskId gets a new random contextId and then fails;
+a message to a task that still works is queued and silently dropped; and whatever is raised reaches
+the peer with its text.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+from a2a.server.agent_execution import RequestContext, SimpleRequestContextBuilder
+from a2a.server.context import ServerCallContext
+from a2a.server.events import Event
+from a2a.server.request_handlers import DefaultRequestHandler
+from a2a.server.tasks import TaskStore
+from a2a.types import (
+    CancelTaskRequest,
+    GetTaskRequest,
+    ListTasksRequest,
+    ListTasksResponse,
+    Message,
+    SendMessageRequest,
+    SubscribeToTaskRequest,
+    Task,
+    TaskState,
+)
+from a2a.utils.errors import (
+    A2AError,
+    InternalError,
+    InvalidParamsError,
+    UnsupportedOperationError,
+)
+
+__all__ = ["MAX_ID", "BridgeRequestHandler", "StoredContextBuilder"]
+
+logger = logging.getLogger(__name__)
+
+MAX_ID = 256
+
+_WORKING = (TaskState.TASK_STATE_SUBMITTED, TaskState.TASK_STATE_WORKING)
+
+
+class StoredContextBuilder(SimpleRequestContextBuilder):
+    """Takes the context of the stored task, and refuses a message while that task works."""
+
+    def __init__(self, store: TaskStore) -> None:
+        super().__init__()
+        self._store = store
+
+    async def build(
+        self,
+        context: ServerCallContext,
+        params: SendMessageRequest | None = None,
+        task_id: str | None = None,
+        context_id: str | None = None,
+        task: Task | None = None,
+    ) -> RequestContext:
+        if context_id and len(context_id) > MAX_ID:
+            raise InvalidParamsError(f"a contextId has at most {MAX_ID} characters")
+        if task_id and (stored := await self._store.get(task_id, context)):
+            if stored.status.state in _WORKING:
+                raise UnsupportedOperationError(
+                    f"task {task_id} is still working; wait for it or cancel it, or send the "
+                    "message without taskId to put it in line"
+                )
+            context_id = stored.context_id
+        return await super().build(context, params, task_id, context_id, task)
+
+
+class BridgeRequestHandler(DefaultRequestHandler):
+    """Peers get the protocol's errors; anything else stays in the log, under a reference."""
+
+    async def on_get_task(self, params: GetTaskRequest, context: ServerCallContext) -> Task | None:
+        with _nothing_leaks():
+            return await super().on_get_task(params, context)
+
+    async def on_list_tasks(
+        self, params: ListTasksRequest, context: ServerCallContext
+    ) -> ListTasksResponse:
+        with _nothing_leaks():
+            return await super().on_list_tasks(params, context)
+
+    async def on_cancel_task(
+        self, params: CancelTaskRequest, context: ServerCallContext
+    ) -> Task | None:
+        with _nothing_leaks():
+            return await super().on_cancel_task(params, context)
+
+    async def on_message_send(
+        self, params: SendMessageRequest, context: ServerCallContext
+    ) -> Message | Task:
+        with _nothing_leaks():
+            return await super().on_message_send(params, context)
+
+    async def on_message_send_stream(
+        self, params: SendMessageRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Event, None]:
+        async with aclosing(super().on_message_send_stream(params, context)) as events:
+            async for event in _guarded(events):
+                yield event
+
+    async def on_subscribe_to_task(
+        self, params: SubscribeToTaskRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Event, None]:
+        async with aclosing(super().on_subscribe_to_task(params, context)) as events:
+            async for event in _guarded(events):
+                yield event
+
+
+async def _guarded(events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    while True:
+        with _nothing_leaks():
+            try:
+                event = await anext(events)
+            except StopAsyncIteration:
+                return
+        yield event
+
+
+@contextmanager
+def _nothing_leaks() -> Iterator[None]:
+    try:
+        yield
+    except A2AError:
+        raise
+    except Exception as error:
+        reference = uuid.uuid4().hex[:12]
+        logger.exception("a request failed (reference %s)", reference)
+        raise InternalError(f"internal error, reference {reference}") from error

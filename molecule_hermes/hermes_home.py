@@ -1,0 +1,184 @@
+"""Hermes's folder: its config.yaml and .env, merged, never rewritten from nothing.
+
+An earlier bridge's start script replaced config.yaml by one with only `model:`; the plugin was
+never loaded again, and nothing said why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from molecule_hermes.errors import StartError
+
+__all__ = ["HermesHome", "write_atomically"]
+
+_STAMP = ".molecule-hermes.json"
+_ENV_LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=(.*)")
+
+
+def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
+    """Replaces the file in one step, so that nobody ever reads half of it."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, mode)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
+
+
+class HermesHome:
+    """One HERMES_HOME. Creating the object touches nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"
+        self.env_file = path / ".env"
+
+    def __repr__(self) -> str:
+        return f"HermesHome({str(self.path)!r})"
+
+    def create(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise StartError(
+                f"cannot create Hermes's folder {self.path}: {error.strerror}",
+                "set MOLECULE_HERMES_STATE_DIR or HERMES_HOME to a folder you can write",
+            ) from error
+
+    def running_gateway(self) -> int | None:
+        """The process id of a gateway that runs on this home, as Hermes itself records it."""
+        try:
+            pid = json.loads((self.path / "gateway.pid").read_text())["pid"]
+            process = psutil.Process(int(pid))
+            alive = process.status() != psutil.STATUS_ZOMBIE
+            ours = any("hermes" in word for word in process.cmdline())
+        except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+            return None
+        return int(pid) if alive and ours else None
+
+    def read_config(self) -> MutableMapping[str, Any]:
+        try:
+            config = YAML().load(self.config_file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (YAMLError, UnicodeDecodeError) as error:
+            raise StartError(
+                f"{self.config_file} is not valid YAML", "mend it, or move it away"
+            ) from error
+        if config is None:
+            return {}
+        if not isinstance(config, MutableMapping):
+            raise StartError(f"{self.config_file} is not a mapping", "mend it, or move it away")
+        return config
+
+    def merge_config(
+        self, required: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+    ) -> None:
+        """Sets what is required and, where nothing is set yet, the defaults; keeps the rest."""
+        config = self.read_config()
+        before = _dump(config)
+        _merge(config, required, replace=True)
+        _merge(config, defaults or {}, replace=False)
+        after = _dump(config)
+        if after != before or not self.config_file.exists():
+            write_atomically(self.config_file, after)
+
+    def set_model(self, block: Mapping[str, Any]) -> None:
+        """Replaces the `model:` block as a whole: keys of another provider must not linger."""
+        config = self.read_config()
+        config["model"] = dict(block)
+        write_atomically(self.config_file, _dump(config))
+        write_atomically(self.path / _STAMP, json.dumps({"model": _fingerprint(block)}))
+
+    def foreign_model(self) -> Mapping[str, Any] | None:
+        """The `model:` block, if there is one that `set_model` did not write."""
+        block = self.read_config().get("model")
+        if isinstance(block, str) and block:
+            block = {"default": block}
+        if not isinstance(block, Mapping) or not block:
+            return None
+        try:
+            stamp = json.loads((self.path / _STAMP).read_text())["model"]
+        except (OSError, ValueError, KeyError, TypeError):
+            stamp = None
+        return None if _fingerprint(block) == stamp else block
+
+    def read_env(self) -> dict[str, str]:
+        values = {}
+        for line in self._env_lines():
+            if found := _ENV_LINE.fullmatch(line):
+                values[found[1]] = found[2].strip().strip("'\"")
+        return values
+
+    def merge_env(self, values: Mapping[str, str]) -> None:
+        """Sets variables in .env, each in its place; comments and other lines stay."""
+        rest = dict(values)
+        lines = []
+        for line in self._env_lines():
+            found = _ENV_LINE.fullmatch(line)
+            if not found or found[1] not in values:
+                lines.append(line)
+            elif found[1] in rest:
+                lines.append(f"{found[1]}={rest.pop(found[1])}")
+        lines += [f"{name}={value}" for name, value in rest.items()]
+        write_atomically(self.env_file, "\n".join(lines) + "\n")
+
+    def api_key(self) -> str:
+        """The API key of this home, or a new one where Hermes would take none (16 characters)."""
+        known = self.read_env().get("API_SERVER_KEY", "")
+        return known if len(known) >= 16 else secrets.token_urlsafe(32)
+
+    def _env_lines(self) -> list[str]:
+        try:
+            return self.env_file.read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return []
+        except UnicodeDecodeError as error:
+            raise StartError(f"{self.env_file} is not UTF-8", "mend it, or move it away") from error
+
+
+def _merge(target: MutableMapping[str, Any], changes: Mapping[str, Any], *, replace: bool) -> None:
+    for key, value in changes.items():
+        present = target.get(key)
+        if isinstance(value, Mapping):
+            if not isinstance(present, MutableMapping):
+                if present is not None and not replace:
+                    continue
+                present = target[key] = {}
+            _merge(present, value, replace=replace)
+        elif replace or present is None:
+            target[key] = value
+
+
+def _dump(config: Mapping[str, Any]) -> str:
+    yaml = YAML()
+    yaml.width = 4096
+    stream = io.StringIO()
+    yaml.dump(config, stream)
+    return stream.getvalue()
+
+
+def _fingerprint(block: Mapping[str, Any]) -> str:
+    text = json.dumps(dict(block), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()

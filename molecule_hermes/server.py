@@ -1,0 +1,241 @@
+"""The composition root: one lifetime that opens and closes everything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+import uvicorn
+from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes, create_rest_routes
+from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import BaseRoute, Route
+
+from molecule_hermes import __version__
+from molecule_hermes.card import build_card
+from molecule_hermes.config import Settings, is_loopback
+from molecule_hermes.conversations import Conversations
+from molecule_hermes.errors import StartError
+from molecule_hermes.executor import HermesAgentProxyExecutor
+from molecule_hermes.gateway import port_taken
+from molecule_hermes.guards import BodyGuard, HostGuard, PeerTokens, refuse_peer
+from molecule_hermes.handler import BridgeRequestHandler, StoredContextBuilder
+from molecule_hermes.health import Check, Health
+from molecule_hermes.store import MemoryTaskStore
+from molecule_hermes.transports.base import Transport
+
+__all__ = ["Bridge"]
+
+logger = logging.getLogger(__name__)
+
+PROBES = ("/livez", "/readyz", "/startupz", "/healthz")
+_SHUTDOWN = 5
+
+
+class Bridge:
+    """The A2A server with its executor: `async with Bridge(settings, transport) as bridge`.
+
+    Inside, `bridge.url` answers; on exit running turns are drained.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        transport: Transport,
+        *,
+        demo: bool = False,
+        checks: Mapping[str, Check] | None = None,
+    ) -> None:
+        settings.require_safe_exposure()
+        self._settings = settings
+        self._transport = transport
+        self._demo = demo
+        self.health = Health({"hermes": transport.check, **(checks or {})})
+        self.hasten = asyncio.Event()
+        """Set to cut the drain short."""
+        self.url = ""
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with self._stack:
+            listener = self._stack.enter_context(_listen(self._settings))
+            self.url = _public_url(self._settings, listener.getsockname()[1])
+            await self._stack.enter_async_context(self._transport)
+            await self._stack.enter_async_context(_Served(self._app(), listener))
+            self._stack.push_async_callback(self._drain)
+            self._stack = self._stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    def _app(self) -> Starlette:
+        settings = self._settings
+        store = MemoryTaskStore()
+        self._executor = HermesAgentProxyExecutor(
+            self._transport,
+            Conversations(settings.max_running, settings.max_waiting),
+            turn_timeout=settings.turn_timeout,
+        )
+        card = build_card(settings, self.url, demo=self._demo)
+        handler = BridgeRequestHandler(
+            self._executor, store, card, request_context_builder=StoredContextBuilder(store)
+        )
+        self._stack.push_async_callback(handler.aclose)
+        rpc_paths = _rpc_paths(self.url)
+        routes: list[BaseRoute] = [*create_agent_card_routes(card), *self._probes()]
+        for path in rpc_paths:
+            routes += create_jsonrpc_routes(
+                handler, path, enable_v0_3_compat=settings.compat_v03
+            )
+        for prefix in sorted({path.rstrip("/") for path in rpc_paths}, reverse=True):
+            routes += create_rest_routes(
+                handler, enable_v0_3_compat=settings.compat_v03, path_prefix=prefix
+            )
+        return Starlette(routes=routes, middleware=self._guards(rpc_paths))
+
+    def _guards(self, rpc_paths: list[str]) -> list[Middleware]:
+        settings = self._settings
+        guards = [
+            Middleware(
+                AuthenticationMiddleware,
+                backend=PeerTokens(settings.peer_tokens, {AGENT_CARD_WELL_KNOWN_PATH, *PROBES}),
+                on_error=refuse_peer,
+            ),
+            Middleware(BodyGuard, limit=settings.max_body, rpc_paths=frozenset(rpc_paths)),
+        ]
+        if not settings.peer_tokens and is_loopback(settings.host):
+            hosts = {"localhost", "127.0.0.1", "::1", settings.host.strip("[]")}
+            hosts |= {urlsplit(self.url).hostname or ""}
+            guards.insert(0, Middleware(HostGuard, hosts=frozenset(hosts)))
+        return guards
+
+    def _probes(self) -> list[Route]:
+        async def live(request: Request) -> JSONResponse:
+            return JSONResponse({"live": True, "version": __version__})
+
+        async def ready(request: Request) -> JSONResponse:
+            report = await self.health.ready()
+            return JSONResponse(report.as_dict(), 200 if report.ready else 503)
+
+        async def startup(request: Request) -> JSONResponse:
+            if not self.health.started:
+                return await ready(request)
+            return JSONResponse({"started": True})
+
+        endpoints = {"/livez": live, "/readyz": ready, "/startupz": startup, "/healthz": ready}
+        return [Route(path, endpoint) for path, endpoint in endpoints.items()]
+
+    async def _drain(self) -> None:
+        self.health.draining = True
+        draining = asyncio.create_task(self._executor.drain(self._settings.drain_timeout))
+        hastened = asyncio.create_task(self.hasten.wait())
+        await asyncio.wait({draining, hastened}, return_when=asyncio.FIRST_COMPLETED)
+        hastened.cancel()
+        if not draining.done():
+            draining.cancel()
+            await asyncio.gather(draining, return_exceptions=True)
+            await self._executor.drain(0)
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Binds before anything else starts, so that a clash of ports is told by name."""
+    host = settings.host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, settings.port))
+    except socket.gaierror as error:
+        listener.close()
+        raise StartError(
+            f"MOLECULE_HERMES_HOST={host!r} is no address of this machine", "use 127.0.0.1"
+        ) from error
+    except PermissionError as error:
+        listener.close()
+        raise StartError(
+            f"this user may not listen on port {settings.port}", "set MOLECULE_HERMES_PORT"
+        ) from error
+    except OSError as error:
+        listener.close()
+        raise port_taken(host, settings.port, "MOLECULE_HERMES_PORT", "8001") from error
+    return listener
+
+
+def _public_url(settings: Settings, port: int) -> str:
+    if settings.public_url:
+        return settings.public_url
+    host = settings.host.strip("[]")
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        host = socket.gethostname()
+        logger.warning(
+            "the agent card says http://%s:%d; set MOLECULE_HERMES_PUBLIC_URL if peers reach "
+            "it by another name",
+            host,
+            port,
+        )
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _rpc_paths(url: str) -> list[str]:
+    """JSON-RPC at the root and, behind a proxy that keeps it, at the path of the public URL."""
+    prefix = urlsplit(url).path.rstrip("/")
+    return ["/", prefix, f"{prefix}/"] if prefix else ["/"]
+
+
+class _Served:
+    """uvicorn for the life of an `async with`, leaving signals to whoever runs the process."""
+
+    def __init__(self, app: Starlette, listener: socket.socket) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_SHUTDOWN,
+            server_header=False,
+        )
+        self._server = _QuietServer(config)
+        self._listener = listener
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._server.serve([self._listener]), name="uvicorn")
+        while not self._server.started:
+            if self._task.done():
+                self._task.result()
+                raise StartError("the HTTP server did not start")
+            await asyncio.sleep(0.01)
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+
+
+class _QuietServer(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,55 @@
+"""Where tasks live."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from a2a.server.context import ServerCallContext
+from a2a.server.owner_resolver import resolve_user_scope
+from a2a.server.tasks import InMemoryTaskStore
+from a2a.types import Task, TaskState
+
+__all__ = ["MemoryTaskStore", "merge_text"]
+
+_ENDED = frozenset(
+    {
+        TaskState.TASK_STATE_COMPLETED,
+        TaskState.TASK_STATE_FAILED,
+        TaskState.TASK_STATE_CANCELED,
+        TaskState.TASK_STATE_REJECTED,
+    }
+)
+
+
+class MemoryTaskStore(InMemoryTaskStore):
+    """Tasks in memory; the oldest that have ended are forgotten beyond `max_ended`."""
+
+    def __init__(self, max_ended: int = 1000) -> None:
+        super().__init__()
+        self._max_ended = max_ended
+        self._ended: OrderedDict[tuple[str, str], ServerCallContext] = OrderedDict()
+
+    async def save(self, task: Task, context: ServerCallContext) -> None:
+        merge_text(task)
+        await super().save(task, context)
+        if task.status.state in _ENDED:
+            # Only the user: the request's context holds its headers, the bearer token among them.
+            owner = ServerCallContext(user=context.user)
+            self._ended[resolve_user_scope(owner), task.id] = owner
+            while len(self._ended) > self._max_ended:
+                (_, task_id), owner = self._ended.popitem(last=False)
+                await self.delete(task_id, owner)
+
+
+def merge_text(task: Task) -> None:
+    """Joins the text parts that streaming left in each artifact into one, in place.
+
+    The SDK appends a part per update. Clients read an artifact's parts as paragraphs, and every
+    save and every event copies them all.
+    """
+    for artifact in task.artifacts:
+        parts = artifact.parts
+        if len(parts) > 1 and all(part.WhichOneof("content") == "text" for part in parts):
+            text = "".join(part.text for part in parts)
+            del parts[1:]
+            parts[0].text = text

@@ -1,0 +1,39 @@
+"""The seam between the executor and Hermes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from types import TracebackType
+from typing import Protocol, Self
+
+from molecule_hermes.turns import Turn, TurnEvent
+
+__all__ = ["Transport"]
+
+
+class Transport(Protocol):
+    """A way to reach Hermes, open for the life of the bridge."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    def run(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
+        """Runs the turn; the last event is exactly one of Completed, Failed and Cancelled.
+
+        Whoever closes the generator before that gives the turn up, and Hermes is told to stop.
+        """
+        ...
+
+    async def cancel(self, turn: Turn) -> None:
+        """Stops a running turn, whose `run` then ends with Cancelled. No-op for any other."""
+        ...
+
+    async def check(self) -> None:
+        """Raises the `TurnFailure` that a turn would meet now, if Hermes is not ready."""
+        ...

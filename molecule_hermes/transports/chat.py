@@ -1,0 +1,301 @@
+"""Hermes through its OpenAI-compatible API: `POST {base}/chat/completions`, streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncGenerator
+from types import TracebackType
+from typing import Self
+
+import httpx
+from httpx_aiohttp import AiohttpTransport
+from httpx_sse import EventSource, SSEError
+
+from molecule_hermes.errors import (
+    AuthFailure,
+    BadRequest,
+    Busy,
+    Draining,
+    EmptyReply,
+    InternalFailure,
+    Interrupted,
+    TooLarge,
+    TurnFailure,
+    TurnTimeout,
+    Unreachable,
+    failure_from_model_error,
+)
+from molecule_hermes.transports.completions import Chunk, StreamError, parse_chunk, parse_tool
+from molecule_hermes.turns import (
+    Cancelled,
+    Completed,
+    Failed,
+    Notice,
+    TextDelta,
+    ToolProgress,
+    Turn,
+    TurnEvent,
+    is_last,
+)
+
+__all__ = ["MAX_TEXT", "ChatTransport"]
+
+logger = logging.getLogger(__name__)
+
+MAX_TEXT = 65_536
+"""Hermes cuts a longer text without a word (gateway/platforms/api_server.py:126)."""
+
+MAX_REPLY = 8 * 2**20
+"""A reply beyond this is a runaway; it would be copied into every update of the task."""
+
+# Hermes sends a keep-alive every 30 s (measured), so a stream silent for three of them is dead.
+_SILENCE = 100.0
+_FIRST_RETRY = 0.5
+_LAST_RETRY = 10.0
+
+
+class ChatTransport:
+    """One pooled client for the life of the process; one request per turn."""
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str,
+        *,
+        model: str = "hermes-agent",
+        system_prompt: str = "",
+        connect_timeout: float = 5.0,
+    ) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._api_key = api_key
+        self._model = model
+        self._system_prompt = system_prompt
+        self._timeout = httpx.Timeout(_SILENCE, connect=connect_timeout, pool=None)
+        self._readers: dict[str, asyncio.Task[None]] = {}
+        self._client: httpx.AsyncClient | None = None
+
+    def __repr__(self) -> str:
+        return f"ChatTransport({self._base_url!r})"
+
+    async def __aenter__(self) -> Self:
+        # A new client per turn would load the TLS store each time, about 40 ms of CPU.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+        self._client = httpx.AsyncClient(
+            transport=AiohttpTransport(limits=limits),
+            timeout=self._timeout,
+            headers={"Authorization": f"Bearer {self._api_key}"} if self._api_key else {},
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    async def check(self) -> None:
+        """`/models` needs the API key, so a wrong one shows here and not on the first turn."""
+        try:
+            response = await self._open_client().get(f"{self._base_url}/models", timeout=5.0)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        if response.status_code != 200:
+            raise _refusal(response.status_code)
+
+    async def run(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
+        """Yields what the reader task puts into the mailbox.
+
+        The reader is a task of its own so that a cancel reaches the socket, and never the
+        consumer in the middle of handling an event.
+        """
+        mailbox: asyncio.Queue[TurnEvent] = asyncio.Queue()
+        reader = asyncio.create_task(self._read(turn, mailbox), name=f"chat:{turn.message_id}")
+        self._readers[turn.message_id] = reader
+        try:
+            while True:
+                event = await mailbox.get()
+                yield event
+                if is_last(event):
+                    return
+        finally:
+            del self._readers[turn.message_id]
+            reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reader
+
+    async def cancel(self, turn: Turn) -> None:
+        """Closes the stream; Hermes interrupts its agent at the next write (hermes.md)."""
+        if reader := self._readers.get(turn.message_id):
+            reader.cancel()
+
+    async def _read(self, turn: Turn, mailbox: asyncio.Queue[TurnEvent]) -> None:
+        last: TurnEvent
+        try:
+            last = await self._request(turn, mailbox)
+        except asyncio.CancelledError:
+            mailbox.put_nowait(Cancelled())
+            raise
+        except TurnFailure as failure:
+            last = Failed(failure)
+        except Exception:
+            logger.exception("turn %s failed in the chat transport", turn.message_id)
+            last = Failed(InternalFailure())
+        mailbox.put_nowait(last)
+
+    async def _request(self, turn: Turn, mailbox: asyncio.Queue[TurnEvent]) -> Completed:
+        if len(turn.text) > MAX_TEXT:
+            raise TooLarge(
+                f"the message has {len(turn.text):,} characters; Hermes takes {MAX_TEXT:,}"
+            )
+        wait = _FIRST_RETRY
+        while True:
+            try:
+                return await self._attempt(turn, mailbox)
+            except (Busy, Draining) as failure:
+                # Refused before anything ran, so trying again cannot run the turn twice. The
+                # executor bounds the whole by the turn's time.
+                mailbox.put_nowait(Notice(f"{failure.message}; trying again in {wait:g} s"))
+                await asyncio.sleep(wait)
+                wait = min(wait * 2, _LAST_RETRY)
+
+    async def _attempt(self, turn: Turn, mailbox: asyncio.Queue[TurnEvent]) -> Completed:
+        messages = [{"role": "user", "content": turn.text}]
+        if self._system_prompt:
+            messages.insert(0, {"role": "system", "content": self._system_prompt})
+        reply = _Reply(mailbox)
+        try:
+            async with self._open_client().stream(
+                "POST",
+                f"{self._base_url}/chat/completions",
+                json={"model": self._model, "stream": True, "messages": messages},
+                headers={"X-Hermes-Session-Id": turn.conversation},
+            ) as response:
+                if response.status_code != 200:
+                    raise _refusal(response.status_code, await _error_text(response))
+                return await reply.read(response)
+        except (StreamError, SSEError) as error:
+            raise InternalFailure(
+                "Hermes answered something that is not a chat completion",
+                hint="check that HERMES_API_BASE is a Hermes API server",
+            ) from error
+        except httpx.ReadTimeout as error:
+            raise TurnTimeout(f"Hermes was silent for {_SILENCE:g} s") from error
+        except httpx.HTTPError as error:
+            if reply.started:
+                raise Interrupted("the stream from Hermes broke off") from error
+            raise self._unreachable(error) from error
+
+    def _open_client(self) -> httpx.AsyncClient:
+        if self._client is None:
+            raise Draining("the transport is closed")
+        return self._client
+
+    def _unreachable(self, error: httpx.HTTPError) -> Unreachable:
+        return Unreachable(f"Hermes does not answer at {self._base_url} ({type(error).__name__})")
+
+
+class _Reply:
+    """Collects one streamed reply.
+
+    Hermes's deltas are interim text, tools, and the answer in one flow (hermes.md). What stands
+    before a tool call is interim: the text after the last one is the answer.
+    """
+
+    def __init__(self, mailbox: asyncio.Queue[TurnEvent]) -> None:
+        self._mailbox = mailbox
+        self._segment: list[str] = []
+        self._interim = ""
+        self._size = 0
+        self.started = False
+
+    async def read(self, response: httpx.Response) -> Completed:
+        source = EventSource(response)
+        finish: Chunk | None = None
+        async for event in source.aiter_sse():
+            self.started = True
+            if event.event == "hermes.tool.progress":
+                self._tool(parse_tool(event.data))
+            elif event.data.strip() == "[DONE]":
+                break
+            elif event.event == "message" and event.data:
+                chunk = parse_chunk(event.data)
+                self._text(chunk.text)
+                if chunk.finish_reason:
+                    finish = chunk
+        return self._end(finish)
+
+    def _tool(self, progress: ToolProgress) -> None:
+        if progress.phase == "start" and self._segment:
+            self._interim = "".join(self._segment)
+            self._segment.clear()
+        self._mailbox.put_nowait(progress)
+
+    def _text(self, text: str) -> None:
+        first = not self._segment
+        if first and self._interim:
+            text = text.lstrip("\n")  # Hermes parts the segments by a blank line of its own
+        if not text:
+            return
+        self._size += len(text)
+        if self._size > MAX_REPLY:
+            raise TooLarge("the reply is too long to pass on", hint="ask for less at once")
+        self._segment.append(text)
+        self._mailbox.put_nowait(TextDelta(text, replace=first and bool(self._interim)))
+
+    def _end(self, finish: Chunk | None) -> Completed:
+        if finish is None:
+            raise Interrupted("the stream from Hermes ended without a finish")
+        text = "".join(self._segment) or self._interim
+        if finish.finish_reason == "error":
+            raise failure_from_model_error(finish.error)
+        if finish.finish_reason == "length":
+            self._mailbox.put_nowait(Notice("the reply was cut at the model's output limit"))
+        if not text.strip():
+            raise EmptyReply()
+        return Completed(text, finish.usage)
+
+
+def _refusal(status: int, detail: str = "") -> TurnFailure:
+    """Names what an HTTP status of Hermes's API server means for the turn."""
+    if status in (401, 403):
+        return AuthFailure(
+            "Hermes refused the bridge's API key",
+            hint="API_SERVER_KEY must be the same for the bridge and for Hermes",
+        )
+    if status == 404:
+        return Unreachable(
+            "no chat completions at that address", hint="HERMES_API_BASE usually ends in /v1"
+        )
+    if status == 413:
+        return TooLarge()
+    if status == 429:
+        return Busy("Hermes runs as many turns as it may")
+    if status == 503:
+        return Draining("Hermes is starting or shutting down")
+    if status >= 500:
+        return failure_from_model_error(detail, status)
+    return BadRequest(f"Hermes refused the message: {detail}" if detail else "", hint="")
+
+
+async def _error_text(response: httpx.Response, limit: int = 64 * 1024) -> str:
+    """What an error body says, read up to a limit."""
+    body = bytearray()
+    async for piece in response.aiter_bytes():
+        body += piece
+        if len(body) >= limit:
+            break
+    text = body[:limit].decode("utf-8", "replace")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return text[:500]
+    error = data.get("error") if isinstance(data, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return message[:500] if isinstance(message, str) else ""

@@ -1,0 +1,94 @@
+"""Parses what Hermes streams from `/chat/completions`; no I/O."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from molecule_hermes.errors import redact
+from molecule_hermes.turns import ToolProgress, Usage
+
+__all__ = ["Chunk", "StreamError", "parse_chunk", "parse_tool"]
+
+_PREVIEW = 200
+
+
+class StreamError(ValueError):
+    """The stream holds something that is not a chat completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    text: str = ""
+    finish_reason: str = ""
+    error: str = ""
+    usage: Usage = field(default_factory=Usage)
+
+
+def parse_chunk(data: str) -> Chunk:
+    """Reads one `data:` line; raises `StreamError` and nothing else."""
+    chunk = _object(data)
+    choices = chunk.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else {}
+    if not isinstance(choice, dict):
+        raise StreamError("a choice is not an object")
+    delta = choice.get("delta")
+    text = delta.get("content") if isinstance(delta, dict) else None
+    error = _error(chunk)
+    finish = choice.get("finish_reason")
+    if not isinstance(finish, str):
+        finish = "error" if error else ""
+    return Chunk(
+        text=text if isinstance(text, str) else "",
+        finish_reason=finish,
+        error=error,
+        usage=_usage(chunk.get("usage")),
+    )
+
+
+def parse_tool(data: str) -> ToolProgress:
+    """Reads the data of a `hermes.tool.progress` event; raises `StreamError` and nothing else."""
+    progress = _object(data)
+    tool = progress.get("tool")
+    if not isinstance(tool, str) or not tool:
+        raise StreamError("a tool event names no tool")
+    label = progress.get("label")
+    return ToolProgress(
+        tool=tool[:_PREVIEW],
+        phase="end" if progress.get("status") == "completed" else "start",
+        preview=redact(label[:_PREVIEW]) if isinstance(label, str) else "",
+    )
+
+
+def _object(data: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise StreamError("not JSON") from error
+    if not isinstance(value, dict):
+        raise StreamError("not a JSON object")
+    return value
+
+
+def _error(chunk: dict[str, Any]) -> str:
+    """Hermes repeats an upstream failure in `hermes.error` and `error.message` (hermes.md)."""
+    for place, key in (("hermes", "error"), ("error", "message")):
+        holder = chunk.get(place)
+        if isinstance(holder, dict) and isinstance(text := holder.get(key), str) and text:
+            return text
+    return ""
+
+
+def _usage(value: object) -> Usage:
+    if not isinstance(value, dict):
+        return Usage()
+    return Usage(
+        _count(value.get("prompt_tokens")),
+        _count(value.get("completion_tokens")),
+        _count(value.get("total_tokens")),
+    )
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
