@@ -58,9 +58,7 @@ def build_card(settings: Settings, url: str, *, demo: bool = False) -> AgentCard
     )
     if settings.peer_tokens:
         scheme = HTTPAuthSecurityScheme(scheme="bearer", description="A token from the operator")
-        card.security_schemes["bearer"].CopyFrom(
-            SecurityScheme(http_auth_security_scheme=scheme)
-        )
+        card.security_schemes["bearer"].CopyFrom(SecurityScheme(http_auth_security_scheme=scheme))
         card.security_requirements.append(SecurityRequirement(schemes={"bearer": StringList()}))
     return card
 

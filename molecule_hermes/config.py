@@ -72,15 +72,15 @@ class Settings(BaseModel):
 
     host: str = _own("HOST", "127.0.0.1", "an address to listen on")
     port: Port = _own("PORT", 8000, "a port number, 0 to 65535; 0 picks a free one")
-    public_url: Url | None = _own("PUBLIC_URL", None, "a URL for the agent card, if peers do not reach HOST:PORT")
+    public_url: Url | None = _own(
+        "PUBLIC_URL", None, "a URL for the agent card, if peers do not reach HOST:PORT"
+    )
     state_dir: Path = Field(
         default_factory=_default_state_dir,
-        alias=PREFIX + "STATE_DIR",
+        alias="MOLECULE_HERMES_STATE_DIR",
         description="a folder for what must survive a restart",
     )
-    peer_tokens: Annotated[
-        dict[str, SecretStr], BeforeValidator(_peer_tokens)
-    ] = _own(
+    peer_tokens: Annotated[dict[str, SecretStr], BeforeValidator(_peer_tokens)] = _own(
         "PEER_TOKENS",
         {},
         "name:token,… — peers that may call, each name and token once",
@@ -107,6 +107,7 @@ class Settings(BaseModel):
     max_body: Annotated[int, Field(ge=1024, le=2**31)] = _own(
         "MAX_BODY", 10 * 2**20, "bytes of a request's body, 1024 or more"
     )
+    token: SecretStr | None = _own("TOKEN", None, "a peer's token, for `send` and `doctor`")
     compat_v03: bool = _own("COMPAT_V03", True, "true or false: serve A2A 0.3 clients too")
     log_level: Literal["debug", "info", "warning", "error"] = _own(
         "LOG_LEVEL", "info", "debug, info, warning or error"

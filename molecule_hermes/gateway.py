@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import ctypes
 import logging
-
 import signal
 import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -83,9 +82,9 @@ def port_owner(port: int) -> str:
     """Who listens on a port, as far as this user may know."""
     try:
         for connection in psutil.net_connections("tcp"):
-            if connection.laddr and connection.laddr.port == port and connection.pid:
-                if connection.status == psutil.CONN_LISTEN:
-                    return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
+            listens = connection.status == psutil.CONN_LISTEN and connection.pid
+            if listens and connection.laddr and connection.laddr.port == port:
+                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
     except psutil.Error:
         pass
     return "another process"
@@ -121,6 +120,7 @@ class Gateway:
         log_file: Path,
         *,
         environ: Mapping[str, str],
+        command: Sequence[str] = (sys.executable, "-m", "hermes_cli.main", "gateway", "run"),
         max_restarts: int = 5,
         restart_window: float = 300.0,
         stop_timeout: float = 30.0,
@@ -129,6 +129,7 @@ class Gateway:
         self.home = home
         self.log_file = log_file
         self._environ = environ
+        self._command = command
         self._max_restarts = max_restarts
         self._restart_window = restart_window
         self._stop_timeout = stop_timeout
@@ -164,13 +165,17 @@ class Gateway:
         kept = [line for line in text.splitlines() if line.strip()]
         return redact("\n".join(kept[-lines:]))
 
-    async def __aenter__(self) -> Self:
+    def require_alone(self) -> None:
+        """Raises `StartError` when another gateway runs on this home; Hermes would exit."""
         if pid := self.home.running_gateway():
             raise StartError(
                 f"a Hermes gateway (pid {pid}) already runs on {self.home.path}",
                 f"stop it (kill {pid}), talk to it with `molecule-hermes serve`, "
                 "or choose another HERMES_HOME",
             )
+
+    async def __aenter__(self) -> Self:
+        self.require_alone()
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self._log = self.log_file.open("wb")
         await self._start()
@@ -196,11 +201,7 @@ class Gateway:
         # environment.
         environ = {k: v for k, v in self._environ.items() if not k.startswith(PREFIX)}
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "hermes_cli.main",
-            "gateway",
-            "run",
+            *self._command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=self._log,
             stderr=asyncio.subprocess.STDOUT,
@@ -264,5 +265,3 @@ def _die_with_parent() -> None:
     """Has the kernel stop Hermes when the bridge is killed, so that no orphan holds its port."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-

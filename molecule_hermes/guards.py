@@ -33,9 +33,7 @@ class PeerTokens(AuthenticationBackend):
         self._tokens = {n: t.get_secret_value().encode() for n, t in tokens.items()}
         self._open_paths = open_paths
 
-    async def authenticate(
-        self, conn: HTTPConnection
-    ) -> tuple[AuthCredentials, SimpleUser] | None:
+    async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, SimpleUser] | None:
         if not self._tokens or conn.url.path in self._open_paths:
             return None
         scheme, _, token = conn.headers.get("authorization", "").partition(" ")

@@ -77,25 +77,29 @@ class BridgeRequestHandler(DefaultRequestHandler):
 
     async def on_get_task(self, params: GetTaskRequest, context: ServerCallContext) -> Task | None:
         with _nothing_leaks():
-            return await super().on_get_task(params, context)
+            result: Task | None = await super().on_get_task(params, context)
+        return result
 
     async def on_list_tasks(
         self, params: ListTasksRequest, context: ServerCallContext
     ) -> ListTasksResponse:
         with _nothing_leaks():
-            return await super().on_list_tasks(params, context)
+            result: ListTasksResponse = await super().on_list_tasks(params, context)
+        return result
 
     async def on_cancel_task(
         self, params: CancelTaskRequest, context: ServerCallContext
     ) -> Task | None:
         with _nothing_leaks():
-            return await super().on_cancel_task(params, context)
+            result: Task | None = await super().on_cancel_task(params, context)
+        return result
 
     async def on_message_send(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> Message | Task:
         with _nothing_leaks():
-            return await super().on_message_send(params, context)
+            result: Message | Task = await super().on_message_send(params, context)
+        return result
 
     async def on_message_send_stream(
         self, params: SendMessageRequest, context: ServerCallContext

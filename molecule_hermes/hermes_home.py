@@ -6,7 +6,6 @@ never loaded again, and nothing said why.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
@@ -38,11 +37,10 @@ def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, mode)
-        os.replace(name, path)
+        Path(name).chmod(mode)
+        Path(name).replace(path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+        Path(name).unlink(missing_ok=True)
         raise
 
 

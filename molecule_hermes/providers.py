@@ -13,7 +13,14 @@ from molecule_hermes.config import Settings
 from molecule_hermes.demo_model import DEMO_MODEL
 from molecule_hermes.errors import ConfigError
 
-__all__ = ["PROVIDERS", "ModelChoice", "Provider", "choose_model", "demo_choice", "keys_that_are_set"]
+__all__ = [
+    "PROVIDERS",
+    "ModelChoice",
+    "Provider",
+    "choose_model",
+    "demo_choice",
+    "keys_that_are_set",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +37,7 @@ class Provider:
 # (agent/agent_init.py:508 of Hermes) unless api_mode says otherwise.
 PROVIDERS: tuple[Provider, ...] = (
     Provider("openrouter", ("OPENROUTER_API_KEY",), "z-ai/glm-5.2"),
-    Provider(
-        "anthropic", ("ANTHROPIC_API_KEY", "ANTHROPIC_TOKEN"), "claude-sonnet-5"
-    ),
+    Provider("anthropic", ("ANTHROPIC_API_KEY", "ANTHROPIC_TOKEN"), "claude-sonnet-5"),
     Provider("openai-api", ("OPENAI_API_KEY",), "gpt-5.4", {"api_mode": "chat_completions"}),
     Provider("gemini", ("GEMINI_API_KEY", "GOOGLE_API_KEY"), "gemini-3.1-pro-preview"),
     Provider(

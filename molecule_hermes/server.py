@@ -64,12 +64,15 @@ class Bridge:
         self.hasten = asyncio.Event()
         """Set to cut the drain short."""
         self.url = ""
+        """Where peers reach it, as the card says."""
+        self.local_url = ""
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         async with self._stack:
             listener = self._stack.enter_context(_listen(self._settings))
-            self.url = _public_url(self._settings, listener.getsockname()[1])
+            self.local_url = _url(self._settings.host, listener.getsockname()[1])
+            self.url = self._settings.public_url or self._reachable_url()
             await self._stack.enter_async_context(self._transport)
             await self._stack.enter_async_context(_Served(self._app(), listener))
             self._stack.push_async_callback(self._drain)
@@ -83,6 +86,18 @@ class Bridge:
         traceback: TracebackType | None,
     ) -> None:
         await self._stack.aclose()
+
+    def _reachable_url(self) -> str:
+        """An address that means "all of them" is none that a peer could call."""
+        if self._settings.host.strip("[]") not in ("0.0.0.0", "::"):  # noqa: S104 - compared only
+            return self.local_url
+        url = _url(socket.gethostname(), urlsplit(self.local_url).port or 0)
+        logger.warning(
+            "the agent card says %s; set MOLECULE_HERMES_PUBLIC_URL if peers reach it by another "
+            "name",
+            url,
+        )
+        return url
 
     def _app(self) -> Starlette:
         settings = self._settings
@@ -100,9 +115,7 @@ class Bridge:
         rpc_paths = _rpc_paths(self.url)
         routes: list[BaseRoute] = [*create_agent_card_routes(card), *self._probes()]
         for path in rpc_paths:
-            routes += create_jsonrpc_routes(
-                handler, path, enable_v0_3_compat=settings.compat_v03
-            )
+            routes += create_jsonrpc_routes(handler, path, enable_v0_3_compat=settings.compat_v03)
         for prefix in sorted({path.rstrip("/") for path in rpc_paths}, reverse=True):
             routes += create_rest_routes(
                 handler, enable_v0_3_compat=settings.compat_v03, path_prefix=prefix
@@ -177,18 +190,8 @@ def _listen(settings: Settings) -> socket.socket:
     return listener
 
 
-def _public_url(settings: Settings, port: int) -> str:
-    if settings.public_url:
-        return settings.public_url
-    host = settings.host.strip("[]")
-    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
-        host = socket.gethostname()
-        logger.warning(
-            "the agent card says http://%s:%d; set MOLECULE_HERMES_PUBLIC_URL if peers reach "
-            "it by another name",
-            host,
-            port,
-        )
+def _url(host: str, port: int) -> str:
+    host = host.strip("[]")
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

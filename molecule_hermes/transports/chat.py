@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -262,23 +262,24 @@ class _Reply:
         return Completed(text, finish.usage)
 
 
+_REFUSALS: Mapping[int, Callable[[], TurnFailure]] = {
+    401: lambda: AuthFailure(
+        "Hermes refused the bridge's API key",
+        hint="API_SERVER_KEY must be the same for the bridge and for Hermes",
+    ),
+    404: lambda: Unreachable(
+        "no chat completions at that address", hint="HERMES_API_BASE usually ends in /v1"
+    ),
+    413: TooLarge,
+    429: lambda: Busy("Hermes runs as many turns as it may"),
+    503: lambda: Draining("Hermes is starting or shutting down"),
+}
+
+
 def _refusal(status: int, detail: str = "") -> TurnFailure:
     """Names what an HTTP status of Hermes's API server means for the turn."""
-    if status in (401, 403):
-        return AuthFailure(
-            "Hermes refused the bridge's API key",
-            hint="API_SERVER_KEY must be the same for the bridge and for Hermes",
-        )
-    if status == 404:
-        return Unreachable(
-            "no chat completions at that address", hint="HERMES_API_BASE usually ends in /v1"
-        )
-    if status == 413:
-        return TooLarge()
-    if status == 429:
-        return Busy("Hermes runs as many turns as it may")
-    if status == 503:
-        return Draining("Hermes is starting or shutting down")
+    if status in _REFUSALS:
+        return _REFUSALS[status]()
     if status >= 500:
         return failure_from_model_error(detail, status)
     return BadRequest(f"Hermes refused the message: {detail}" if detail else "", hint="")

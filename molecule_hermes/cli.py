@@ -1,0 +1,193 @@
+"""The command line: `molecule-hermes …`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import uvloop
+
+from molecule_hermes import __version__
+from molecule_hermes.config import Settings
+from molecule_hermes.errors import BridgeError, ConfigError, redact
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: done; 1: it failed; 2: it was asked wrongly. Errors are one line on stderr."""
+    options = _parser().parse_args(arguments)
+    # With OpenTelemetry's packages installed the SDK traces every call, for a third of the
+    # throughput, whether or not anybody collects it.
+    os.environ.setdefault("OTEL_INSTRUMENTATION_A2A_SDK_ENABLED", "false")
+    try:
+        return int(options.run(options))
+    except ConfigError as error:
+        return _fail(error, 2)
+    except BridgeError as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+
+
+def _fail(error: BridgeError, code: int) -> int:
+    print(f"molecule-hermes: {redact(str(error))}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="molecule-hermes",
+        description="A bridge between A2A peers and the Hermes agent.",
+        epilog="Settings come from the environment; the README has the table.",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, run, text in (
+        ("up", _up, "run Hermes and the bridge together"),
+        ("serve", _serve, "run the bridge alone, against a Hermes that already runs"),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("--host", help="address to listen on (MOLECULE_HERMES_HOST)")
+        command.add_argument("--port", help="port to listen on (MOLECULE_HERMES_PORT)")
+        command.add_argument("--state-dir", help="folder for state (MOLECULE_HERMES_STATE_DIR)")
+        command.set_defaults(run=run)
+    send = _client_command(commands, "send", _send, "send a message and stream the reply")
+    send.add_argument("text", metavar="TEXT", help="the message; - reads it from standard input")
+    send.add_argument("--context", default="", metavar="ID", help="continue this conversation")
+    send.add_argument("--json", action="store_true", help="print raw events, one JSON per line")
+    _client_command(commands, "card", _card, "print an agent's card as JSON")
+    _client_command(commands, "doctor", _doctor, "say what is wrong, and what to do")
+    return parser
+
+
+Run = Callable[[argparse.Namespace], int]
+
+
+def _client_command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, run: Run, text: str
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text, description=text)
+    command.add_argument("--url", help="the agent's URL (default: this machine's bridge)")
+    command.add_argument("--token", help="a peer's token (default: MOLECULE_HERMES_TOKEN)")
+    command.set_defaults(run=run)
+    return command
+
+
+def _up(options: argparse.Namespace) -> int:
+    from molecule_hermes.launch import up
+
+    return _run(up(_settings(options), os.environ, _say))
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from molecule_hermes.launch import serve
+
+    return _run(serve(_settings(options), os.environ, _say))
+
+
+def _send(options: argparse.Namespace) -> int:
+    from molecule_hermes.client import send
+
+    settings = Settings.from_env()
+    text = sys.stdin.read() if options.text == "-" else options.text
+    return _run(
+        send(
+            _url(options, settings),
+            text,
+            sys.stdout,
+            sys.stderr,
+            context_id=options.context,
+            token=_token(options, settings),
+            raw=options.json,
+        )
+    )
+
+
+def _card(options: argparse.Namespace) -> int:
+    from molecule_hermes.client import fetch_card
+
+    async def show() -> None:
+        from a2a.server.request_handlers.response_helpers import agent_card_to_dict
+
+        settings = Settings.from_env()
+        card = await fetch_card(_url(options, settings), _token(options, settings))
+        print(json.dumps(agent_card_to_dict(card), indent=2, ensure_ascii=False))
+
+    return _run(show())
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from molecule_hermes.doctor import examine
+
+    async def show() -> int:
+        settings = Settings.from_env()
+        failures = 0
+        url, token = _url(options, settings), _token(options, settings)
+        async for finding in examine(settings, url, token):
+            print(redact(str(finding)), flush=True)
+            failures += not finding.ok
+        print(f"{failures} problems found" if failures else "all is well")
+        return 1 if failures else 0
+
+    return _run(show())
+
+
+def _run(work: Coroutine[Any, Any, int | None]) -> int:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work) or 0
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    settings = Settings.from_env(host=options.host, port=options.port, state_dir=options.state_dir)
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    # The SDK logs every peer's mistake as a warning with a stack trace.
+    logging.getLogger("a2a").setLevel(logging.ERROR)
+    for name in ("httpx", "aiohttp.access"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_Redacted(handler.formatter))
+    return settings
+
+
+class _Redacted(logging.Formatter):
+    """Whatever is logged, by us or by a library, passes the redaction."""
+
+    def __init__(self, inner: logging.Formatter | None) -> None:
+        super().__init__()
+        self._inner = inner or logging.Formatter()
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(self._inner.format(record))
+
+
+def _url(options: argparse.Namespace, settings: Settings) -> str:
+    if options.url:
+        return str(options.url).rstrip("/")
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104
+    return f"http://{host}:{settings.port}"
+
+
+def _token(options: argparse.Namespace, settings: Settings) -> str:
+    if options.token:
+        return str(options.token)
+    return settings.token.get_secret_value() if settings.token else ""
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

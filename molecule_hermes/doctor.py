@@ -1,0 +1,191 @@
+"""`molecule-hermes doctor`: what is wrong, and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import httpx
+
+from molecule_hermes.client import connect, fetch_card, message
+from molecule_hermes.config import Settings
+from molecule_hermes.errors import BridgeError, StartError, TurnFailure
+from molecule_hermes.gateway import port_owner
+from molecule_hermes.hermes_home import HermesHome
+from molecule_hermes.launch import api_key_for
+from molecule_hermes.transports.chat import ChatTransport
+
+__all__ = ["Finding", "examine"]
+
+_HERMES = "0.19.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    what: str
+    ok: bool
+    detail: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        line = f"{'ok  ' if self.ok else 'FAIL'}  {self.what:<10} {self.detail}"
+        return f"{line}\n      {'':<10} → {self.hint}" if self.hint and not self.ok else line
+
+
+Check = Callable[[], Awaitable[str]]
+
+
+async def examine(settings: Settings, url: str, token: str) -> AsyncGenerator[Finding, None]:
+    """Runs the checks in order, each within a time; later ones run even if earlier ones fail."""
+    checks: dict[str, Check] = {
+        "python": _python,
+        "packages": _packages,
+        "folder": lambda: _folder(settings),
+        "ports": lambda: _ports(settings, url),
+        "hermes": lambda: _hermes(settings),
+        "key": lambda: _key(settings),
+        "bridge": lambda: _bridge(url),
+        "card": lambda: _card(url),
+        "turn": lambda: _turn(url, token),
+    }
+    for what, check in checks.items():
+        yield await _finding(what, check)
+
+
+async def _finding(what: str, check: Check) -> Finding:
+    try:
+        async with asyncio.timeout(90):
+            return Finding(what, True, await check())
+    except (StartError, TurnFailure) as error:
+        return Finding(what, False, error.message, error.hint)
+    except (BridgeError, httpx.HTTPError, OSError, TimeoutError) as error:
+        return Finding(what, False, str(error) or type(error).__name__, "see the bridge's log")
+
+
+async def _python() -> str:
+    """An older one could not have parsed this file; the version still helps a report."""
+    return f"{'.'.join(map(str, sys.version_info[:3]))} at {sys.prefix}"
+
+
+async def _packages() -> str:
+    found = []
+    for name in ("molecule-hermes", "hermes-agent", "a2a-sdk", "aiohttp"):
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            raise StartError(f"{name} is not installed", f"pip install {name}") from None
+    if f"hermes-agent {_HERMES}" not in found:
+        raise StartError(", ".join(found), f"pip install hermes-agent=={_HERMES}")
+    return ", ".join(found)
+
+
+async def _folder(settings: Settings) -> str:
+    home = HermesHome(settings.home)
+    if not home.path.exists():
+        return f"{home.path} (made at the first `up`)"
+    home.read_config()
+    pid = home.running_gateway()
+    return f"{home.path}" + (f", a gateway runs on it (pid {pid})" if pid else "")
+
+
+async def _ports(settings: Settings, url: str) -> str:
+    ports = {
+        "bridge": urlsplit(url).port or settings.port,
+        "Hermes API": urlsplit(settings.hermes_api_base).port or 80,
+    }
+    told = []
+    for what, port in ports.items():
+        owner = await asyncio.to_thread(_listener, port)
+        told.append(f"{what} {port}: {owner}")
+    return "; ".join(told)
+
+
+def _listener(port: int) -> str:
+    import socket
+
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        if probe.connect_ex(("127.0.0.1", port)) != 0:
+            return "nobody listens"
+    return port_owner(port)
+
+
+async def _hermes(settings: Settings) -> str:
+    root = settings.hermes_api_base.rsplit("/v1", 1)[0]
+    try:
+        async with httpx.AsyncClient(timeout=5.0, trust_env=False) as http:
+            answer = (await http.get(f"{root}/health")).json()
+    except httpx.HTTPError as error:
+        raise StartError(
+            f"nobody answers at {root}/health",
+            "run `molecule-hermes up`, or start Hermes (hermes gateway run) with "
+            "API_SERVER_ENABLED=true and an API_SERVER_KEY of 16 characters or more in its .env",
+        ) from error
+    except ValueError as error:
+        raise StartError(
+            f"what answers at {root} is not Hermes", "check HERMES_API_BASE"
+        ) from error
+    if not isinstance(answer, dict) or answer.get("platform") != "hermes-agent":
+        raise StartError(f"what answers at {root} is not Hermes", "check HERMES_API_BASE")
+    return f"hermes-agent {answer.get('version')} at {root}"
+
+
+async def _key(settings: Settings) -> str:
+    key = api_key_for(settings)
+    if not key:
+        raise StartError("no API key is known", "set API_SERVER_KEY, or HERMES_HOME")
+    async with ChatTransport(settings.hermes_api_base, key) as transport:
+        await transport.check()
+    return "Hermes takes API_SERVER_KEY" + ("" if settings.api_server_key else " (from its .env)")
+
+
+async def _bridge(url: str) -> str:
+    try:
+        async with httpx.AsyncClient(timeout=10.0, trust_env=False) as http:
+            response = await http.get(f"{url}/readyz")
+            report = response.json()
+    except httpx.HTTPError as error:
+        raise StartError(f"nobody answers at {url}", "run `molecule-hermes up`") from error
+    except ValueError as error:
+        raise StartError(f"what answers at {url} is not the bridge", "check --url") from error
+    parts = report.get("parts", {}) if isinstance(report, dict) else {}
+    bad = {n: p for n, p in parts.items() if not p.get("ok")}
+    if response.status_code != 200:
+        reasons = "; ".join(f"{n}: {p.get('reason')}" for n, p in bad.items())
+        hints = "; ".join(p["hint"] for p in bad.values() if p.get("hint"))
+        raise StartError(f"not ready — {reasons}", hints)
+    return f"ready at {url}"
+
+
+async def _card(url: str) -> str:
+    card = await fetch_card(url)
+    bindings = sorted(
+        {f"{i.protocol_binding} {i.protocol_version}" for i in card.supported_interfaces}
+    )
+    return f"{card.name} {card.version}: {', '.join(bindings)}"
+
+
+async def _turn(url: str, token: str) -> str:
+    from a2a.helpers import get_stream_response_text
+    from a2a.types import TaskState
+    from a2a.utils.errors import A2AError
+
+    last = TaskState.TASK_STATE_UNSPECIFIED
+    text = ""
+    try:
+        async with connect(url, token, timeout=80) as client:
+            async for event in client.send_message(message("ping (from molecule-hermes doctor)")):
+                if event.HasField("status_update"):
+                    last = event.status_update.status.state
+                    text = get_stream_response_text(event) or text
+    except (A2AError, httpx.HTTPError) as error:
+        raise StartError(
+            " ".join(str(error).split()), "pass a peer's token with --token" if not token else ""
+        ) from error
+    if last != TaskState.TASK_STATE_COMPLETED:
+        raise StartError(f"the turn ended as {TaskState.Name(last)}: {text}", "see the message")
+    return "a message was answered"

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from molecule_hermes.config import Settings
+from molecule_hermes.server import Bridge
+from molecule_hermes.transports.base import Transport
+from molecule_hermes.transports.chat import ChatTransport
+from tests.fakes import KEY, FakeHermes, fake_hermes
+
+
+@pytest.fixture(autouse=True)
+def _no_real_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing here may read or write the user's own Hermes or state."""
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    monkeypatch.delenv("HERMES_HOME", raising=False)
+    for name in ("OPENAI_API_KEY", "OPENROUTER_API_KEY", "ANTHROPIC_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+async def hermes() -> AsyncIterator[FakeHermes]:
+    async with fake_hermes() as hermes:
+        yield hermes
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Callable[..., Settings]:
+    def make(**variables: Any) -> Settings:
+        environ = {"MOLECULE_HERMES_PORT": "0", "MOLECULE_HERMES_STATE_DIR": str(tmp_path)}
+        environ |= {"MOLECULE_HERMES_" + k: str(v) for k, v in variables.items()}
+        return Settings.from_env(environ)
+
+    return make
+
+
+StartBridge = Callable[..., AbstractAsyncContextManager[Bridge]]
+
+
+@pytest.fixture
+def bridge(settings: Callable[..., Settings]) -> StartBridge:
+    """Starts a real bridge on a free port: `async with bridge(transport, HOST=…) as b`."""
+
+    @asynccontextmanager
+    async def start(transport: Transport | FakeHermes, **variables: Any) -> AsyncIterator[Bridge]:
+        if isinstance(transport, FakeHermes):
+            transport = ChatTransport(transport.base_url, KEY)
+        variables = {"DRAIN_TIMEOUT": 2} | variables
+        async with asyncio.timeout(60), Bridge(settings(**variables), transport) as running:
+            yield running
+
+    return start

@@ -1,0 +1,187 @@
+"""Stand-ins for what the real Hermes cannot be made to do on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from molecule_hermes.turns import Cancelled, Turn, TurnEvent
+
+KEY = "0123456789abcdef-test"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def chunk(text: str = "", finish: str | None = None, **extra: Any) -> bytes:
+    delta = {"content": text} if text else {}
+    body = {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **extra}
+    return f"data: {json.dumps(body)}\n\n".encode()
+
+
+def tool(status: str, name: str = "terminal", **extra: Any) -> bytes:
+    body = {"tool": name, "toolCallId": "c1", "status": status, **extra}
+    return f"event: hermes.tool.progress\ndata: {json.dumps(body)}\n\n".encode()
+
+
+DONE = b"data: [DONE]\n\n"
+USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+
+
+def answer(*texts: str) -> list[bytes]:
+    return [chunk(), *(chunk(t) for t in texts), chunk(finish="stop", usage=USAGE), DONE]
+
+
+def upstream_error(text: str) -> list[bytes]:
+    hermes = {"completed": False, "failed": True, "partial": False, "error": text}
+    return [chunk(), chunk(finish="error", hermes=hermes, usage=USAGE), DONE]
+
+
+Reply = Callable[["FakeHermes", web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
+
+
+def streaming(*pieces: bytes) -> Reply:
+    async def reply(
+        hermes: FakeHermes, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for piece in pieces:
+            await response.write(piece)
+        return response
+
+    return reply
+
+
+def status(code: int, body: Any = None, text: str | None = None) -> Reply:
+    async def reply(
+        hermes: FakeHermes, request: web.Request, data: dict[str, Any]
+    ) -> web.StreamResponse:
+        if text is not None:
+            return web.Response(status=code, text=text, content_type="text/html")
+        return web.json_response(body or {"error": {"message": f"status {code}"}}, status=code)
+
+    return reply
+
+
+def breaking(*pieces: bytes) -> Reply:
+    """Streams the pieces, then cuts the connection."""
+
+    async def reply(
+        hermes: FakeHermes, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        response = await streaming(*pieces)(hermes, request, body)
+        await asyncio.sleep(0.05)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    return reply
+
+
+class FakeHermes:
+    """Answers `/v1/chat/completions` from a list of replies, the last one again and again."""
+
+    def __init__(self) -> None:
+        self.replies: list[Reply] = [streaming(*answer("pong"))]
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[Mapping[str, str]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.running = 0
+        self.most_running = 0
+        self.closed_early = asyncio.Event()
+        self.base_url = ""
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        if request.headers.get("Authorization") != f"Bearer {KEY}":
+            return web.json_response({"error": {"message": "bad key"}}, status=401)
+        body = await request.json()
+        self.requests.append(body)
+        self.headers.append(request.headers)
+        reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await self.gate.wait()
+            return await reply(self, request, body)
+        except (asyncio.CancelledError, ConnectionError):
+            self.closed_early.set()
+            raise
+        finally:
+            self.running -= 1
+
+    async def models(self, request: web.Request) -> web.Response:
+        ok = request.headers.get("Authorization") == f"Bearer {KEY}"
+        return web.json_response({"data": []}, status=200 if ok else 401)
+
+
+@asynccontextmanager
+async def fake_hermes() -> AsyncIterator[FakeHermes]:
+    hermes = FakeHermes()
+    app = web.Application(client_max_size=2**26)
+    app.router.add_post("/v1/chat/completions", hermes.completions)
+    app.router.add_get("/v1/models", hermes.models)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    hermes.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    try:
+        yield hermes
+    finally:
+        hermes.gate.set()
+        await runner.cleanup()
+
+
+class ScriptedTransport:
+    """Yields given events; a `float` waits that long, an `asyncio.Event` until it is set."""
+
+    def __init__(self, *script: TurnEvent | float | asyncio.Event | Exception) -> None:
+        self.script = list(script)
+        self.turns: list[Turn] = []
+        self.failure: Exception | None = None
+        self._cancelled: dict[str, asyncio.Event] = {}
+        self.deaf = False
+
+    async def __aenter__(self) -> ScriptedTransport:
+        return self
+
+    async def __aexit__(self, *args: object) -> None:
+        pass
+
+    async def check(self) -> None:
+        if self.failure:
+            raise self.failure
+
+    async def cancel(self, turn: Turn) -> None:
+        if turn.message_id in self._cancelled and not self.deaf:
+            self._cancelled[turn.message_id].set()
+
+    async def run(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
+        self.turns.append(turn)
+        cancelled = self._cancelled[turn.message_id] = asyncio.Event()
+        for step in self.script:
+            if isinstance(step, Exception):
+                raise step
+            if isinstance(step, float | asyncio.Event):
+                waited = asyncio.sleep(step) if isinstance(step, float) else step.wait()
+                waits = [asyncio.ensure_future(w) for w in (waited, cancelled.wait())]
+                try:
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for wait in waits:
+                        wait.cancel()
+                if cancelled.is_set():
+                    yield Cancelled()
+                    return
+            else:
+                yield step

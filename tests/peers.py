@@ -1,0 +1,122 @@
+"""The SDK's real client over real sockets, and what tests read from its events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
+from a2a.helpers import get_data_parts, get_text_parts
+from a2a.types import StreamResponse, Task, TaskState
+
+from molecule_hermes.client import message
+
+
+@asynccontextmanager
+async def peer(
+    url: str,
+    *,
+    token: str = "",
+    binding: str = "JSONRPC",
+    version: str = "1.0",
+    streaming: bool = True,
+) -> AsyncIterator[Client]:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with httpx.AsyncClient(headers=headers, timeout=60) as http:
+        card = await A2ACardResolver(http, url).get_agent_card()
+        wanted = [
+            i
+            for i in card.supported_interfaces
+            if i.protocol_binding == binding and i.protocol_version == version
+        ]
+        assert wanted, f"the card offers no {binding} {version}"
+        del card.supported_interfaces[:]
+        card.supported_interfaces.extend(wanted)
+        config = ClientConfig(
+            httpx_client=http, streaming=streaming, supported_protocol_bindings=[binding]
+        )
+        yield ClientFactory(config).create(card)
+
+
+async def ask(client: Client, text: str, context_id: str = "", task_id: str = "") -> Turn:
+    turn = Turn()
+    async for event in client.send_message(message(text, context_id, task_id)):
+        turn.add(event)
+    return turn
+
+
+class Turn:
+    """What a peer saw of one turn."""
+
+    def __init__(self) -> None:
+        self.events: list[StreamResponse] = []
+
+    def add(self, event: StreamResponse) -> None:
+        self.events.append(event)
+
+    @property
+    def task_id(self) -> str:
+        first = self.events[0]
+        return first.task.id or first.status_update.task_id
+
+    @property
+    def context_id(self) -> str:
+        first = self.events[0]
+        return first.task.context_id or first.status_update.context_id
+
+    @property
+    def states(self) -> list[str]:
+        states = []
+        for event in self.events:
+            if event.HasField("task"):
+                states.append(event.task.status.state)
+            elif event.HasField("status_update"):
+                states.append(event.status_update.status.state)
+        return [TaskState.Name(s).removeprefix("TASK_STATE_") for s in states]
+
+    @property
+    def text(self) -> str:
+        """The `reply` artifact, put together from the updates as the protocol says."""
+        text = ""
+        for event in self.events:
+            if event.HasField("artifact_update"):
+                update = event.artifact_update
+                piece = "".join(get_text_parts(update.artifact.parts))
+                text = text + piece if update.append else piece
+            elif event.HasField("task") and event.task.artifacts:
+                text = reply_text(event.task)
+        return text
+
+    @property
+    def updates(self) -> int:
+        return sum(e.HasField("artifact_update") for e in self.events)
+
+    @property
+    def failure(self) -> dict[str, Any]:
+        status = next(s for s in map(_status, reversed(self.events)) if s is not None)
+        return dict(get_data_parts(status.message.parts)[0])
+
+    @property
+    def progress(self) -> list[str]:
+        lines = []
+        for event in self.events:
+            if event.HasField("status_update") and event.status_update.status.HasField("message"):
+                lines.append(get_text_parts(event.status_update.status.message.parts)[0])
+        return lines
+
+
+def _status(event: StreamResponse) -> Any:
+    if event.HasField("status_update"):
+        return event.status_update.status
+    return event.task.status if event.HasField("task") else None
+
+
+def reply_text(task: Task) -> str:
+    assert all(len(a.parts) == 1 for a in task.artifacts), "streamed text is joined to one part"
+    return "".join(get_text_parts(task.artifacts[0].parts)) if task.artifacts else ""
+
+
+def state(task: Task) -> str:
+    return TaskState.Name(task.status.state).removeprefix("TASK_STATE_")

@@ -1,0 +1,298 @@
+"""The executor on a scripted transport, seen by the SDK's own client over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from a2a.types import CancelTaskRequest, GetTaskRequest, Part
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from molecule_hermes.client import message
+from molecule_hermes.conversations import Conversations
+from molecule_hermes.errors import FAILURES, Interrupted
+from molecule_hermes.turns import (
+    Cancelled,
+    Completed,
+    Failed,
+    Notice,
+    TextDelta,
+    ToolProgress,
+    TurnEvent,
+    Usage,
+)
+from tests.conftest import StartBridge
+from tests.fakes import ScriptedTransport
+from tests.peers import Turn, ask, peer, reply_text, state
+
+
+async def first_task_id(stream: AsyncIterator[object]) -> str:
+    event = await anext(stream)
+    return str(event.task.id)  # type: ignore[attr-defined]
+
+
+async def test_a_turn_goes_from_submitted_to_completed_with_its_answer(bridge: StartBridge) -> None:
+    transport = ScriptedTransport(
+        TextDelta("Hello "), TextDelta("you"), Completed("Hello you", Usage(1, 2, 3))
+    )
+    async with bridge(transport) as b, peer(b.url) as client:
+        turn = await ask(client, "hi", "ctx")
+        task = await client.get_task(GetTaskRequest(id=turn.task_id))
+    assert turn.states == ["SUBMITTED", "WORKING", "COMPLETED"]
+    assert turn.text == reply_text(task) == "Hello you"
+    assert task.metadata["usage"]["total_tokens"] == 3
+    assert task.metadata["duration_seconds"] >= task.metadata["first_text_seconds"] >= 0
+    assert task.history[0].parts[0].text == "hi"
+    assert transport.turns[0].text == "hi"
+    assert transport.turns[0].context_id == turn.context_id == "ctx"
+
+
+async def test_an_answer_that_differs_from_what_was_streamed_replaces_it(
+    bridge: StartBridge,
+) -> None:
+    transport = ScriptedTransport(TextDelta("draft"), Completed("the real answer"))
+    async with bridge(transport) as b, peer(b.url) as client:
+        turn = await ask(client, "hi")
+    assert turn.text == "the real answer"
+
+
+async def test_interim_text_is_replaced_by_what_follows_a_tool(bridge: StartBridge) -> None:
+    transport = ScriptedTransport(
+        TextDelta("I will look."),
+        ToolProgress("terminal", "start", "ls"),
+        ToolProgress("terminal", "end", duration=1.25, ok=True),
+        Notice("retrying"),
+        TextDelta("Found.", replace=True),
+        Completed("Found."),
+    )
+    async with bridge(transport) as b, peer(b.url) as client:
+        turn = await ask(client, "hi")
+    assert turn.text == "Found."
+    assert turn.progress == ["terminal: ls", "terminal done in 1.2 s", "retrying"]
+
+
+@pytest.mark.parametrize("kind", sorted(FAILURES))
+async def test_every_failure_reaches_the_peer_with_kind_and_hint(
+    bridge: StartBridge, kind: str
+) -> None:
+    transport = ScriptedTransport(TextDelta("so far"), Failed(FAILURES[kind]()))
+    async with bridge(transport) as b, peer(b.url) as client:
+        turn = await ask(client, "hi")
+    assert turn.states[-1] == "FAILED"
+    assert turn.failure == FAILURES[kind]().as_dict()
+    assert turn.text == "so far"
+
+
+async def test_what_a_transport_raises_never_leaks(
+    bridge: StartBridge, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport = ScriptedTransport(RuntimeError("secret detail"))
+    async with bridge(transport) as b, peer(b.url) as client:
+        turn = await ask(client, "hi")
+    assert turn.failure["kind"] == "internal"
+    assert all("secret detail" not in str(e) for e in turn.events)
+    assert "secret detail" in caplog.text
+
+
+async def test_a_transport_that_just_stops_is_interrupted(bridge: StartBridge) -> None:
+    async with bridge(ScriptedTransport()) as b, peer(b.url) as client:
+        assert (await ask(client, "hi")).failure["kind"] == "interrupted"
+
+
+async def test_a_turn_that_takes_too_long_fails_as_timeout(bridge: StartBridge) -> None:
+    transport = ScriptedTransport(TextDelta("so far"), 30.0, Completed("never"))
+    async with bridge(transport, TURN_TIMEOUT=0.3) as b, peer(b.url) as client:
+        turn = await ask(client, "hi")
+    assert turn.states[-1] == "FAILED"
+    assert turn.failure["kind"] == "timeout"
+    assert turn.text == "so far"
+
+
+@pytest.mark.parametrize("text", ["", "  \n "])
+async def test_nothing_to_do_is_rejected(bridge: StartBridge, text: str) -> None:
+    transport = ScriptedTransport(Completed("never"))
+    async with bridge(transport) as b, peer(b.url) as client:
+        turn = await ask(client, text)
+    assert turn.states[-1] == "REJECTED"
+    assert turn.failure["message"] == "empty prompt — nothing to do"
+    assert transport.turns == []
+
+
+async def test_a_part_that_is_not_text_is_refused_by_name(bridge: StartBridge) -> None:
+    request = message("look at this")
+    request.message.parts.append(Part(raw=b"x", filename="cat.png", media_type="image/png"))
+    async with bridge(ScriptedTransport(Completed("never"))) as b, peer(b.url) as client:
+        turn = Turn()
+        async for event in client.send_message(request):
+            turn.add(event)
+    assert turn.states[-1] == "REJECTED"
+    assert "cat.png" in turn.failure["message"]
+
+
+async def test_a_peer_without_streaming_gets_the_whole_task(bridge: StartBridge) -> None:
+    transport = ScriptedTransport(TextDelta("a"), 0.1, TextDelta("b"), Completed("ab"))
+    async with bridge(transport) as b, peer(b.url, streaming=False) as client:
+        turn = await ask(client, "hi")
+    assert len(turn.events) == 1
+    assert turn.states == ["COMPLETED"]
+    assert turn.text == "ab"
+
+
+async def test_cancel_ends_the_task_for_its_subscribers_and_keeps_the_text(
+    bridge: StartBridge,
+) -> None:
+    transport = ScriptedTransport(TextDelta("so far"), 30.0, Completed("never"))
+    async with bridge(transport) as b, peer(b.url) as client:
+        turn = Turn()
+        async for event in client.send_message(message("hi")):
+            turn.add(event)
+            if event.HasField("artifact_update") and not event.artifact_update.last_chunk:
+                task = await client.cancel_task(CancelTaskRequest(id=turn.task_id))
+        stored = await client.get_task(GetTaskRequest(id=turn.task_id))
+    assert state(task) == state(stored) == turn.states[-1] == "CANCELED"
+    assert turn.text == reply_text(stored) == "so far"
+
+
+async def test_cancel_ends_the_task_even_when_hermes_does_not_stop(bridge: StartBridge) -> None:
+    transport = ScriptedTransport(TextDelta("so far"), 30.0, Completed("never"))
+    transport.deaf = True
+    async with bridge(transport) as b, peer(b.url) as client:
+        b._executor._cancel_timeout = 0.2
+        turn = Turn()
+        async for event in client.send_message(message("hi")):
+            turn.add(event)
+            if event.HasField("artifact_update") and not event.artifact_update.last_chunk:
+                await client.cancel_task(CancelTaskRequest(id=turn.task_id))
+        assert turn.states[-1] == "CANCELED"
+
+
+async def test_a_waiting_turn_says_so_and_can_be_cancelled(bridge: StartBridge) -> None:
+    go = asyncio.Event()
+    transport = ScriptedTransport(go, Completed("done"))
+    async with bridge(transport) as b, peer(b.url) as client:
+        first = asyncio.create_task(ask(client, "one", "same"))
+        while not transport.turns:
+            await asyncio.sleep(0.01)
+        second = Turn()
+        async for event in client.send_message(message("two", "same")):
+            second.add(event)
+            if second.progress and second.states[-1] == "WORKING":
+                await client.cancel_task(CancelTaskRequest(id=second.task_id))
+        go.set()
+        assert (await first).states[-1] == "COMPLETED"
+    assert second.progress == ["waiting for its turn"]
+    assert second.states[-1] == "CANCELED"
+    assert len(transport.turns) == 1
+
+
+async def test_one_conversation_runs_in_order_of_arrival(bridge: StartBridge) -> None:
+    transport = ScriptedTransport(0.05, Completed("done"))
+    async with bridge(transport) as b, peer(b.url) as client:
+        turns = []
+        for i in range(5):
+            turns.append(asyncio.create_task(ask(client, f"m{i}", "same")))
+            while len(b._executor._runs) < i + 1 and not turns[i].done():
+                await asyncio.sleep(0.005)
+        ended = await asyncio.gather(*turns)
+    assert [t.states[-1] for t in ended] == ["COMPLETED"] * 5
+    assert [t.text for t in transport.turns] == [f"m{i}" for i in range(5)]
+
+
+async def test_more_than_may_wait_is_rejected_as_busy(bridge: StartBridge) -> None:
+    go = asyncio.Event()
+    transport = ScriptedTransport(go, Completed("done"))
+    async with bridge(transport, MAX_RUNNING=1, MAX_WAITING=1) as b, peer(b.url) as client:
+        running = [asyncio.create_task(ask(client, "x")) for _ in range(2)]
+        while len(b._executor._runs) < 2:
+            await asyncio.sleep(0.01)
+        refused = await ask(client, "too many")
+        go.set()
+        assert [(await t).states[-1] for t in running] == ["COMPLETED"] * 2
+    assert refused.states[-1] == "REJECTED"
+    assert refused.failure["kind"] == "busy"
+    assert refused.failure["retryable"] is True
+
+
+async def test_shutdown_lets_a_turn_end_and_answers_every_other_by_name(
+    bridge: StartBridge,
+) -> None:
+    transport = ScriptedTransport(TextDelta("so far"), 0.5, Completed("so far, done"))
+    async with bridge(transport, MAX_RUNNING=1) as b, peer(b.url) as client:
+        first = asyncio.create_task(ask(client, "one"))
+        while not transport.turns:
+            await asyncio.sleep(0.01)
+        second = asyncio.create_task(ask(client, "two"))
+        while len(b._executor._runs) < 2:
+            await asyncio.sleep(0.01)
+        await b.__aexit__(None, None, None)
+        assert (await first).text == "so far, done"
+        waited = await second
+    assert waited.states[-1] == "REJECTED"
+    assert waited.failure["kind"] == "draining"
+
+
+async def test_shutdown_cuts_a_turn_that_does_not_end_as_interrupted(bridge: StartBridge) -> None:
+    transport = ScriptedTransport(TextDelta("so far"), 30.0, Completed("never"))
+    async with bridge(transport, DRAIN_TIMEOUT=0.1) as b, peer(b.url) as client:
+        running = asyncio.create_task(ask(client, "one"))
+        while not transport.turns:
+            await asyncio.sleep(0.01)
+        await b.__aexit__(None, None, None)
+        turn = await running
+    assert turn.states[-1] == "FAILED"
+    assert turn.failure == Interrupted("the agent was shut down during the turn").as_dict()
+    assert turn.text == "so far"
+
+
+async def test_a_disconnected_peer_does_not_stop_its_turn(bridge: StartBridge) -> None:
+    go = asyncio.Event()
+    transport = ScriptedTransport(go, Completed("done"))
+    async with bridge(transport) as b:
+        async with peer(b.url) as client:
+            stream = client.send_message(message("hi"))
+            task_id = await first_task_id(stream)
+        go.set()
+        async with peer(b.url) as client, asyncio.timeout(10):
+            while state(task := await client.get_task(GetTaskRequest(id=task_id))) == "WORKING":
+                await asyncio.sleep(0.02)
+    assert state(task) == "COMPLETED"
+
+
+_words = st.text(min_size=1, max_size=30)
+_events = st.one_of(
+    st.builds(TextDelta, _words, st.booleans()),
+    st.builds(ToolProgress, st.just("tool"), st.sampled_from(["start", "end"]), _words),
+    st.builds(Notice, _words),
+)
+_ends = st.one_of(
+    st.builds(Completed, _words),
+    st.sampled_from([Failed(f()) for f in FAILURES.values()]),
+    st.just(Cancelled()),
+)
+
+
+@given(events=st.lists(_events, max_size=12), end=_ends)
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+async def test_any_turn_is_a_legal_history_with_one_end(
+    events: list[TurnEvent], end: TurnEvent
+) -> None:
+    """For any events, the peer sees a Task, one terminal state, and the right text."""
+    from tests.inprocess import run_executor
+
+    seen = await run_executor(ScriptedTransport(*events, end), Conversations())
+    assert seen.states[0] == "SUBMITTED"
+    ends = [s for s in seen.states if s in ("COMPLETED", "FAILED", "CANCELED", "REJECTED")]
+    assert ends == [seen.states[-1]]
+    streamed = ""
+    for event in events:
+        if isinstance(event, TextDelta):
+            streamed = event.text if event.replace else streamed + event.text
+    assert seen.text == (end.text if isinstance(end, Completed) else streamed)
+
+
