@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, V
 
 from molecule_hermes.errors import ConfigError
 
-__all__ = ["Settings", "is_loopback", "unknown_variables"]
+__all__ = ["Settings", "is_loopback", "settings_table", "unknown_variables"]
 
 PREFIX = "MOLECULE_HERMES_"
 API_PORT = 8642
@@ -193,3 +193,17 @@ def unknown_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]
     known = [str(field.alias) for field in Settings.model_fields.values()]
     unknown = [name for name in environ if name.startswith(PREFIX) and name not in known]
     return {name: (get_close_matches(name, known, 1) or [""])[0] for name in sorted(unknown)}
+
+
+def settings_table() -> str:
+    """The table in the README, from the fields themselves."""
+    rows = ["| variable | default | takes |", "|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        shown = "" if field.default in (None, "", {}) else str(field.default)
+        if name == "state_dir":
+            shown = "~/.local/state/molecule-hermes"
+        elif isinstance(field.default, bool):
+            shown = shown.lower()
+        default = f"`{shown}`" if shown and not field.is_required() else "–"
+        rows.append(f"| `{field.alias}` | {default} | {field.description} |")
+    return "\n".join(rows) + "\n"

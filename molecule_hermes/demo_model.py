@@ -75,6 +75,8 @@ async def _completions(request: web.Request) -> web.StreamResponse:
     try:
         body = await request.json()
         messages = [m for m in body["messages"] if isinstance(m, dict)]
+        if not messages:
+            raise ValueError("no messages")
     except (ValueError, KeyError, TypeError):
         return _error(400, "invalid_request_error", "the body must be JSON with `messages`")
     last_user = _text(next((m for m in reversed(messages) if m.get("role") == "user"), {}))

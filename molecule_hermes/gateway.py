@@ -249,6 +249,7 @@ class Gateway:
             # What a tool started and Hermes left behind; psutil knows a reused pid.
             with contextlib.suppress(psutil.Error):
                 member.kill()
+        await asyncio.to_thread(psutil.wait_procs, family, 3.0)
 
 
 def _descendants(pid: int) -> list[psutil.Process]:

@@ -1,0 +1,241 @@
+"""The real Hermes behind the real bridge, talked to with the SDK's client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import pytest_asyncio
+from a2a.client import A2AClientError
+from a2a.types import CancelTaskRequest, GetTaskRequest, ListTasksRequest
+from a2a.utils.errors import TaskNotFoundError
+
+from molecule_hermes.client import message
+from tests.e2e.stack import Stack, environment, secrets_in, up
+from tests.fakes import free_port
+from tests.peers import Turn, ask, peer, reply_text, state
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ALICE, BOB = "alice-token-0123456789", "bob-token-0123456789"
+
+
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    tokens = f"alice:{ALICE},bob:{BOB}"
+    return environment(tmp_path_factory.mktemp("stack"), MOLECULE_HERMES_PEER_TOKENS=tokens)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(environ: dict[str, str]) -> AsyncIterator[Stack]:
+    async with up(environ) as running:
+        yield running
+
+
+@pytest.mark.parametrize("version", ["1.0", "0.3"])
+@pytest.mark.parametrize("binding", ["JSONRPC", "HTTP+JSON"])
+async def test_a_plain_turn_is_answered(stack: Stack, binding: str, version: str) -> None:
+    async with peer(
+        stack.url, token=ALICE, binding=binding, version=version, streaming=False
+    ) as client:
+        turn = await ask(client, f"hello over {binding} {version}")
+    assert turn.states[-1] == "COMPLETED"
+    assert f"You said: hello over {binding} {version}" in turn.text
+
+
+@pytest.mark.parametrize("version", ["1.0", "0.3"])
+@pytest.mark.parametrize("binding", ["JSONRPC", "HTTP+JSON"])
+async def test_a_streamed_turn_comes_in_updates_that_arrive_apart(
+    stack: Stack, binding: str, version: str
+) -> None:
+    arrivals = []
+    async with peer(stack.url, token=ALICE, binding=binding, version=version) as client:
+        turn = Turn()
+        async for event in client.send_message(message("demo:slow=0.1 one two three four")):
+            turn.add(event)
+            if event.HasField("artifact_update"):
+                arrivals.append(time.monotonic())
+        task = await client.get_task(GetTaskRequest(id=turn.task_id))
+    assert len(arrivals) >= 5
+    assert arrivals[-1] - arrivals[0] > 0.5
+    assert turn.text == reply_text(task)
+    assert "one two three four" in turn.text
+
+
+async def test_two_tasks_of_a_context_are_one_conversation(stack: Stack) -> None:
+    async with peer(stack.url, token=ALICE) as client:
+        first = await ask(client, "my colour is teal", "memory")
+        second = await ask(client, "what did I say?", "memory")
+        elsewhere = await ask(client, "what did I say?", "another")
+    assert first.task_id != second.task_id
+    assert "my colour is teal" in second.text
+    assert "teal" not in elsewhere.text
+
+
+async def test_two_peers_with_one_context_id_do_not_see_each_other(stack: Stack) -> None:
+    async with peer(stack.url, token=ALICE) as alice, peer(stack.url, token=BOB) as bob:
+        told = await ask(alice, "my secret is xylophone", "shared-context")
+        asked = await ask(bob, "what did I say?", "shared-context")
+        with pytest.raises(TaskNotFoundError):
+            await bob.get_task(GetTaskRequest(id=told.task_id))
+        mine = await bob.list_tasks(ListTasksRequest(context_id="shared-context"))
+    assert asked.states[-1] == "COMPLETED"
+    assert "xylophone" not in asked.text
+    assert [t.id for t in mine.tasks] == [asked.task_id]
+
+
+async def test_a_wrong_token_is_refused(stack: Stack) -> None:
+    for token in ("", "wrong"):
+        async with peer(stack.url, token=token) as client:
+            with pytest.raises(A2AClientError, match="401"):
+                await ask(client, "hi")
+
+
+async def test_a_tool_runs_and_its_interim_text_is_not_the_answer(stack: Stack) -> None:
+    async with peer(stack.url, token=ALICE) as client:
+        turn = await ask(client, "demo:run echo tool-was-here")
+        task = await client.get_task(GetTaskRequest(id=turn.task_id))
+    assert any(line.startswith("terminal") for line in turn.progress)
+    assert turn.text == reply_text(task)
+    assert turn.text.startswith("The tool answered:")
+    assert "tool-was-here" in turn.text
+    assert task.metadata["usage"]["total_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("directive", "kind"),
+    [
+        ("demo:fail=401", "auth"),
+        ("demo:fail=404", "model_not_found"),
+        ("demo:fail=500", "internal"),
+        ("demo:fail=quota", "quota"),
+        ("demo:fail=context", "context_overflow"),
+        ("demo:empty", "empty_reply"),
+    ],
+)
+async def test_a_failure_of_the_model_is_named(stack: Stack, directive: str, kind: str) -> None:
+    async with peer(stack.url, token=ALICE) as client:
+        turn = await ask(client, directive)
+    assert turn.states[-1] == "FAILED"
+    assert turn.failure["kind"] == kind
+    assert turn.failure["hint"]
+
+
+async def test_a_turn_can_be_cancelled_and_the_conversation_goes_on(stack: Stack) -> None:
+    async with peer(stack.url, token=ALICE) as client:
+        turn = Turn()
+        async for event in client.send_message(message("demo:slow=0.2 a b c d e f g", "cancel")):
+            turn.add(event)
+            if turn.updates == 2 and event.HasField("artifact_update"):
+                task = await client.cancel_task(CancelTaskRequest(id=turn.task_id))
+        after = await ask(client, "still there?", "cancel")
+    assert turn.states[-1] == state(task) == "CANCELED"
+    assert after.states[-1] == "COMPLETED"
+
+
+async def test_twenty_turns_at_once_are_all_answered_rightly(stack: Stack) -> None:
+    async with peer(stack.url, token=ALICE) as client, asyncio.timeout(90):
+        turns = await asyncio.gather(*(ask(client, f"number {i}.") for i in range(20)))
+    assert [t.states[-1] for t in turns] == ["COMPLETED"] * 20
+    assert all(f"You said: number {i}." in t.text for i, t in enumerate(turns))
+
+
+async def test_the_card_and_the_terminal_say_demo_model(stack: Stack) -> None:
+    async with httpx.AsyncClient() as http:
+        card = (await http.get(stack.url + "/.well-known/agent-card.json")).json()
+    assert "demo model" in card["description"]
+    assert "demo model" in stack.output
+    assert stack.url in stack.output
+
+
+async def test_the_doctor_finds_all_well(stack: Stack, environ: dict[str, str]) -> None:
+    ended = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "molecule_hermes.cli", "doctor", "--token", ALICE],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout
+    assert "all is well" in ended.stdout
+
+
+async def test_a_second_one_on_the_same_home_is_told_so(
+    stack: Stack, environ: dict[str, str]
+) -> None:
+    other = environ | {
+        "MOLECULE_HERMES_PORT": str(free_port()),
+        "HERMES_API_BASE": f"http://127.0.0.1:{free_port()}/v1",
+    }
+    ended = await _run_up(other)
+    assert ended.returncode == 1
+    assert f"pid {stack.hermes_pid()}" in ended.stderr
+
+
+@pytest.mark.parametrize("variable", ["MOLECULE_HERMES_PORT", "HERMES_API_BASE"])
+async def test_a_taken_port_is_told_so(
+    stack: Stack, environ: dict[str, str], tmp_path: Path, variable: str
+) -> None:
+    other = environment(tmp_path, **{variable: environ[variable]})
+    ended = await _run_up(other)
+    assert ended.returncode == 1
+    assert "is taken by" in ended.stderr
+    assert variable in ended.stderr
+
+
+async def _run_up(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "molecule_hermes.cli", "up"]
+    return await asyncio.to_thread(
+        subprocess.run,
+        command,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+async def test_readiness_follows_hermes_and_the_conversation_survives(
+    stack: Stack, environ: dict[str, str]
+) -> None:
+    """Hermes is killed and comes back, then the bridge is restarted."""
+    async with peer(stack.url, token=ALICE) as client:
+        await ask(client, "my animal is an otter", "restart")
+        os.kill(stack.hermes_pid(), signal.SIGKILL)
+        report = await stack.until_ready(False)
+        assert report["parts"]["gateway"]["ok"] is False  # type: ignore[index]
+        refused = await ask(client, "anybody?", "restart")
+        assert refused.failure["kind"] == "unreachable"
+        await stack.until_ready()
+        again = await ask(client, "which animal?", "restart")
+        assert "otter" in again.text
+    family = psutil.Process(stack.process.pid).children(recursive=True)
+    assert await stack.stop() == 0
+    assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert "Traceback" not in stack.output
+    for secret in secrets_in(environ):
+        assert secret not in stack.output
+    async with up(environ) as second, peer(second.url, token=ALICE) as client:
+        once_more = await ask(client, "which animal was it?", "restart")
+        assert "otter" in once_more.text
+
+
+async def test_a_signal_while_starting_ends_it_cleanly(tmp_path: Path) -> None:
+    async with up(environment(tmp_path), ready=False) as stack:
+        async with asyncio.timeout(30):
+            while "model" not in stack.output:
+                await asyncio.sleep(0.02)
+        assert await stack.stop(signal.SIGINT) == 0
+        assert "Traceback" not in stack.output

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from molecule_hermes.cli import main
+from molecule_hermes.client import send
+from molecule_hermes.errors import StartError
+from molecule_hermes.turns import Completed, TextDelta, ToolProgress
+from tests.conftest import StartBridge
+from tests.fakes import ScriptedTransport, free_port
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "molecule_hermes.cli", *arguments],
+        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", ["up", "serve", "send", "card", "doctor"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert command in capsys.readouterr().out
+
+
+def test_a_wrong_command_exits_2() -> None:
+    assert run("dance").returncode == 2
+    assert run().returncode == 2
+
+
+def test_a_bad_setting_is_one_line_and_exits_2() -> None:
+    ended = run("up", MOLECULE_HERMES_PORT="http")
+    assert ended.returncode == 2
+    assert ended.stderr.count("\n") == 1
+    assert "MOLECULE_HERMES_PORT='http'" in ended.stderr
+
+
+def test_a_wide_host_without_tokens_does_not_start() -> None:
+    for command in ("up", "serve"):
+        ended = run(command, MOLECULE_HERMES_HOST="0.0.0.0")
+        assert ended.returncode == 2
+        assert "PEER_TOKENS" in ended.stderr
+        assert "ALLOW_ANONYMOUS" in ended.stderr
+
+
+@pytest.mark.parametrize("command", [["send", "hi"], ["card"]])
+def test_nobody_there_is_one_line_and_exits_1(command: list[str]) -> None:
+    ended = run(*command, "--url", f"http://127.0.0.1:{free_port()}")
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1
+    assert "molecule-hermes up" in ended.stderr
+
+
+def test_the_doctor_names_each_failure_and_its_remedy(tmp_path: Path) -> None:
+    ended = run(
+        "doctor",
+        MOLECULE_HERMES_STATE_DIR=str(tmp_path),
+        MOLECULE_HERMES_PORT=str(free_port()),
+        HERMES_API_BASE=f"http://127.0.0.1:{free_port()}/v1",
+    )
+    assert ended.returncode == 1
+    for what in ("hermes", "key", "bridge", "card", "turn"):
+        assert f"FAIL  {what}" in ended.stdout
+    assert ended.stdout.count("→") == ended.stdout.count("FAIL")
+    assert "ok    python" in ended.stdout
+    assert "Traceback" not in ended.stdout + ended.stderr
+
+
+async def test_send_prints_the_reply_as_it_comes_and_progress_beside_it(
+    bridge: StartBridge,
+) -> None:
+    transport = ScriptedTransport(
+        TextDelta("Looking."),
+        ToolProgress("terminal", "start", "ls"),
+        TextDelta("Found ", replace=True),
+        TextDelta("it."),
+        Completed("Found it."),
+    )
+    out, err = io.StringIO(), io.StringIO()
+    async with bridge(transport) as b:
+        assert await send(b.url, "hi", out, err, context_id="ctx") == 0
+    assert out.getvalue() == "Looking.\nFound it.\n"
+    assert "· terminal: ls" in err.getvalue()
+    assert "--context ctx" in err.getvalue()
+
+
+async def test_send_as_json_prints_raw_events(bridge: StartBridge) -> None:
+    out = io.StringIO()
+    async with bridge(ScriptedTransport(Completed("x"))) as b:
+        assert await send(b.url, "hi", out, io.StringIO(), raw=True) == 0
+    assert out.getvalue().count("\n") >= 3
+    assert '"TASK_STATE_COMPLETED"' in out.getvalue()
+
+
+async def test_send_exits_1_for_a_failed_turn_and_says_why(bridge: StartBridge) -> None:
+    err = io.StringIO()
+    async with bridge(ScriptedTransport(RuntimeError("x"))) as b:
+        assert await send(b.url, "hi", io.StringIO(), err) == 1
+    assert "failed: something went wrong" in err.getvalue()
+
+
+async def test_send_without_a_token_says_how_to_pass_one(bridge: StartBridge) -> None:
+    async with bridge(ScriptedTransport(), PEER_TOKENS="a:0123456789") as b:
+        with pytest.raises(StartError, match="--token"):
+            await send(b.url, "hi", io.StringIO(), io.StringIO())

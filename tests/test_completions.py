@@ -1,0 +1,50 @@
+"""Each parser parses, or raises `StreamError`, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from molecule_hermes.transports.completions import StreamError, parse_chunk, parse_tool
+
+_keys = st.sampled_from(
+    ["choices", "delta", "content", "finish_reason", "usage", "error", "message", "hermes"]
+    + ["tool", "label", "status", "prompt_tokens", "completion_tokens", "total_tokens"]
+)
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(_keys, inner),
+    max_leaves=20,
+)
+_lines = st.one_of(st.text(), _json.map(json.dumps), st.dictionaries(_keys, _json).map(json.dumps))
+
+
+@given(_lines)
+def test_a_chunk_parses_or_is_refused(data: str) -> None:
+    with contextlib.suppress(StreamError):
+        chunk = parse_chunk(data)
+        assert isinstance(chunk.text, str)
+        assert chunk.usage.total_tokens >= 0
+
+
+@given(_lines)
+def test_a_tool_event_parses_or_is_refused(data: str) -> None:
+    with contextlib.suppress(StreamError):
+        progress = parse_tool(data)
+        assert progress.tool
+        assert len(progress.preview) <= 200
+
+
+def test_a_nest_too_deep_is_refused() -> None:
+    with contextlib.suppress(StreamError):
+        parse_chunk("[" * 200_000)
+
+
+def test_a_tools_label_is_cut_and_redacted() -> None:
+    label = "curl -H 'Authorization: Bearer abcdefghijkl' " + "x" * 500
+    progress = parse_tool(json.dumps({"tool": "terminal", "label": label, "status": "running"}))
+    assert "abcdefghijkl" not in progress.preview
+    assert len(progress.preview) <= 200

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from molecule_hermes.config import Settings, is_loopback, unknown_variables
+from molecule_hermes.errors import ConfigError
+
+
+def test_nothing_set_is_the_design() -> None:
+    settings = Settings.from_env({})
+    assert (settings.host, settings.port) == ("127.0.0.1", 8000)
+    assert settings.hermes_api_base == "http://127.0.0.1:8642/v1"
+    assert (settings.turn_timeout, settings.max_running) == (600, 10)
+    assert (settings.max_body, settings.compat_v03) == (10 * 2**20, True)
+    assert settings.ready_budget == 120
+    settings.require_safe_exposure()
+
+
+def test_an_empty_variable_counts_as_unset() -> None:
+    assert Settings.from_env({"MOLECULE_HERMES_PORT": " "}).port == 8000
+
+
+def test_an_option_wins_over_the_environment() -> None:
+    assert Settings.from_env({"MOLECULE_HERMES_PORT": "1"}, port="2", host=None).port == 2
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "takes"),
+    [
+        ("MOLECULE_HERMES_PORT", "http", "0 to 65535"),
+        ("MOLECULE_HERMES_PORT", "70000", "0 to 65535"),
+        ("MOLECULE_HERMES_TURN_TIMEOUT", "-1", "seconds"),
+        ("MOLECULE_HERMES_TURN_TIMEOUT", "nan", "seconds"),
+        ("MOLECULE_HERMES_MAX_RUNNING", "0", "1 or more"),
+        ("MOLECULE_HERMES_ALLOW_ANONYMOUS", "perhaps", "true or false"),
+        ("MOLECULE_HERMES_PUBLIC_URL", "example.com", "URL"),
+        ("MOLECULE_HERMES_LOG_LEVEL", "loud", "debug, info"),
+        ("HERMES_API_BASE", "ftp://x/v1", "URL"),
+        ("HERMES_CUSTOM_API_MODE", "x", "chat_completions"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_it_takes(variable: str, value: str, takes: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Settings.from_env({variable: value})
+    line = str(caught.value)
+    assert variable in line
+    assert repr(value) in line
+    assert takes in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("API_SERVER_KEY", "short-secret"),
+        ("MOLECULE_HERMES_PEER_TOKENS", "justasecret"),
+        ("MOLECULE_HERMES_PEER_TOKENS", "a:secret1,a:secret2"),
+        ("MOLECULE_HERMES_PEER_TOKENS", "a:secret,b:secret"),
+        ("MOLECULE_HERMES_PEER_TOKENS", "a b:secret"),
+    ],
+)
+def test_a_bad_secret_is_named_but_not_shown(variable: str, value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Settings.from_env({variable: value})
+    assert variable in str(caught.value)
+    assert "secret1" not in str(caught.value)
+    assert value not in str(caught.value)
+
+
+def test_peer_tokens_are_named_and_masked() -> None:
+    settings = Settings.from_env({"MOLECULE_HERMES_PEER_TOKENS": "a:top:secret, b:other"})
+    assert {n: t.get_secret_value() for n, t in settings.peer_tokens.items()} == {
+        "a": "top:secret",
+        "b": "other",
+    }
+    assert "top" not in repr(settings)
+    assert "other" not in str(settings)
+
+
+@given(st.text())
+def test_any_peer_tokens_parse_or_are_refused(text: str) -> None:
+    with contextlib.suppress(ConfigError):
+        settings = Settings.from_env({"MOLECULE_HERMES_PEER_TOKENS": text})
+        assert all(name and t.get_secret_value() for name, t in settings.peer_tokens.items())
+
+
+@given(st.sampled_from([str(f.alias) for f in Settings.model_fields.values()]), st.text())
+def test_any_value_of_any_variable_parses_or_is_refused(variable: str, value: str) -> None:
+    with contextlib.suppress(ConfigError):
+        Settings.from_env({variable: value})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.9.9.9"])
+def test_loopback_is_open_without_tokens(host: str) -> None:
+    assert is_loopback(host)
+    Settings.from_env({"MOLECULE_HERMES_HOST": host}).require_safe_exposure()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.com"])
+def test_a_wider_host_needs_tokens_or_a_word(host: str) -> None:
+    environ = {"MOLECULE_HERMES_HOST": host}
+    with pytest.raises(ConfigError, match=r"PEER_TOKENS.*ALLOW_ANONYMOUS"):
+        Settings.from_env(environ).require_safe_exposure()
+    Settings.from_env(
+        environ | {"MOLECULE_HERMES_ALLOW_ANONYMOUS": "true"}
+    ).require_safe_exposure()
+    Settings.from_env(environ | {"MOLECULE_HERMES_PEER_TOKENS": "a:b"}).require_safe_exposure()
+
+
+def test_a_mistyped_variable_is_noticed() -> None:
+    assert unknown_variables({"MOLECULE_HERMES_PROT": "1", "PATH": "x"}) == {
+        "MOLECULE_HERMES_PROT": "MOLECULE_HERMES_PORT"
+    }

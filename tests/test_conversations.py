@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from molecule_hermes.conversations import Conversations, Slot
+from molecule_hermes.errors import Busy, Draining
+
+
+async def test_a_free_line_starts_at_once() -> None:
+    line = Conversations()
+    async with line.enter("a") as slot:
+        assert slot.started
+        assert await slot.wait()
+        assert (line.running, line.waiting) == (1, 0)
+    assert (line.running, line.waiting) == (0, 0)
+
+
+async def test_one_conversation_runs_one_turn_at_a_time_in_order() -> None:
+    line = Conversations()
+    first, second, third = (line.enter("a") for _ in range(3))
+    assert [s.started for s in (first, second, third)] == [True, False, False]
+    line._leave(first)
+    assert [s.started for s in (second, third)] == [True, False]
+
+
+async def test_conversations_run_side_by_side_up_to_the_limit() -> None:
+    line = Conversations(max_running=2)
+    a, b, c = (line.enter(name) for name in "abc")
+    assert [s.started for s in (a, b, c)] == [True, True, False]
+    line._leave(a)
+    assert c.started
+
+
+async def test_a_busy_conversation_does_not_hold_up_another() -> None:
+    line = Conversations(max_running=2)
+    line.enter("a")
+    again = line.enter("a")
+    other = line.enter("b")
+    assert (again.started, other.started) == (False, True)
+
+
+async def test_a_full_line_is_busy() -> None:
+    line = Conversations(max_running=1, max_waiting=1)
+    line.enter("a")
+    line.enter("b")
+    with pytest.raises(Busy, match="1 turns run and 1 wait"):
+        line.enter("c")
+    assert line.waiting == 1
+
+
+async def test_with_no_room_to_wait_a_free_turn_still_starts() -> None:
+    line = Conversations(max_running=1, max_waiting=0)
+    assert line.enter("a").started
+    with pytest.raises(Busy):
+        line.enter("b")
+
+
+async def test_a_withdrawn_turn_does_not_run_and_frees_its_place() -> None:
+    line = Conversations(max_running=1)
+    first = line.enter("a")
+    async with line.enter("b") as waiting:
+        waiting.withdraw()
+        assert not await waiting.wait()
+    third = line.enter("c")
+    line._leave(first)
+    assert third.started
+
+
+async def test_leaving_by_cancellation_frees_the_place() -> None:
+    line = Conversations(max_running=1)
+    first = line.enter("a")
+
+    async def wait() -> None:
+        async with line.enter("b") as slot:
+            await slot.wait()
+
+    waiter = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    waiter.cancel()
+    await asyncio.gather(waiter, return_exceptions=True)
+    assert line.waiting == 0
+    line._leave(first)
+    assert line.enter("c").started
+
+
+async def test_closing_answers_those_who_wait_and_lets_the_running_go_on() -> None:
+    line = Conversations(max_running=1)
+    running, waiting = line.enter("a"), line.enter("b")
+    line.close()
+    with pytest.raises(Draining):
+        await waiting.wait()
+    with pytest.raises(Draining):
+        line.enter("c")
+    assert running.started
+
+
+async def test_any_mixture_keeps_the_bounds_and_loses_nobody() -> None:
+    chance = random.Random(7)
+    line = Conversations(max_running=3, max_waiting=20)
+    order: dict[str, list[int]] = {}
+    inside: set[str] = set()
+
+    async def turn(number: int, name: str) -> None:
+        async with line.enter(name) as slot:
+            if await slot.wait():
+                assert name not in inside
+                inside.add(name)
+                assert len(inside) <= 3
+                order.setdefault(name, []).append(number)
+                await asyncio.sleep(chance.random() / 500)
+                inside.remove(name)
+
+    names = [chance.choice("abcdef") for _ in range(20)]
+    await asyncio.gather(*(turn(i, name) for i, name in enumerate(names)))
+    assert sorted(sum(order.values(), [])) == list(range(20))
+    assert all(numbers == sorted(numbers) for numbers in order.values())
+    assert (line.running, line.waiting) == (0, 0)
+
+
+async def test_a_slot_knows_its_conversation() -> None:
+    assert isinstance(slot := Conversations().enter("a"), Slot)
+    assert slot.conversation == "a"

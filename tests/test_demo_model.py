@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from molecule_hermes.demo_model import DEMO_MODEL, demo_model
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    async with demo_model() as url, httpx.AsyncClient(base_url=url, timeout=10) as client:
+        yield client
+
+
+async def say(http: httpx.AsyncClient, *texts: str, **more: Any) -> httpx.Response:
+    messages = [{"role": "user", "content": t} for t in texts]
+    return await http.post("/chat/completions", json={"messages": messages, **more})
+
+
+def content(response: httpx.Response) -> str:
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+async def test_it_says_that_it_is_a_demo_and_repeats(http: httpx.AsyncClient) -> None:
+    text = content(await say(http, "earlier words", "hello"))
+    assert "Demo model" in text
+    assert "not a real one" in text
+    assert "You said: hello" in text
+    assert "earlier words" in text
+    assert (await http.get("/models")).json()["data"][0]["id"] == DEMO_MODEL
+
+
+async def test_streamed_and_whole_are_the_same_text(http: httpx.AsyncClient) -> None:
+    whole = content(await say(http, "hello  there\nyou"))
+    streamed = await say(http, "hello  there\nyou", stream=True)
+    chunks = [json.loads(x[6:]) for x in streamed.text.splitlines() if x.startswith("data: {")]
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == whole
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert chunks[-1]["usage"]["total_tokens"] > 0
+    assert streamed.text.endswith("data: [DONE]\n\n")
+
+
+async def test_it_calls_a_tool_when_asked_and_reports_the_result(http: httpx.AsyncClient) -> None:
+    asked = (await say(http, "please demo:run echo hi")).json()["choices"][0]
+    call = asked["message"]["tool_calls"][0]["function"]
+    assert asked["finish_reason"] == "tool_calls"
+    assert call["name"] == "terminal"
+    assert json.loads(call["arguments"]) == {"command": "echo hi"}
+    messages = [
+        {"role": "user", "content": "demo:run echo hi"},
+        {"role": "tool", "content": "the result"},
+    ]
+    told = await http.post("/chat/completions", json={"messages": messages})
+    assert content(told) == "The tool answered: the result"
+
+
+@pytest.mark.parametrize(
+    ("cause", "status"),
+    [("401", 401), ("404", 404), ("429", 429), ("500", 500), ("quota", 429), ("context", 400)],
+)
+async def test_it_fails_as_a_provider_would(
+    http: httpx.AsyncClient, cause: str, status: int
+) -> None:
+    failed = await say(http, f"demo:fail={cause}")
+    assert failed.status_code == status
+    assert failed.json()["error"]["message"]
+
+
+async def test_it_can_be_empty_silent_and_long(http: httpx.AsyncClient) -> None:
+    assert content(await say(http, "demo:empty")) == ""
+    assert content(await say(http, "demo:silent")) == "[SILENT]"
+    assert len(content(await say(http, "demo:words=50")).split()) == 50
+
+
+async def test_it_can_break_off(http: httpx.AsyncClient) -> None:
+    with pytest.raises(httpx.RemoteProtocolError):
+        await say(http, "demo:break now", stream=True)
+
+
+@pytest.mark.parametrize("body", ["", "{", "[]", "{}", '{"messages": 1}', '{"messages": []}'])
+async def test_junk_is_a_bad_request(http: httpx.AsyncClient, body: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    answered = await http.post("/chat/completions", content=body, headers=headers)
+    assert answered.status_code == 400
+
+
+_content = st.one_of(
+    st.none(), st.integers(), st.text(max_size=50), st.lists(st.dictionaries(st.text(), st.text()))
+)
+_message = st.dictionaries(st.sampled_from(["role", "content", "x"]), _content)
+
+
+@given(st.lists(st.one_of(_message, st.text(), st.none()), min_size=1, max_size=5))
+@settings(max_examples=50, deadline=None)
+async def test_any_messages_are_answered_or_refused(messages: list[Any]) -> None:
+    async with demo_model() as url, httpx.AsyncClient(base_url=url, timeout=10) as client:
+        answered = await client.post("/chat/completions", json={"messages": messages})
+    assert answered.status_code in (200, 400)

@@ -1,0 +1,123 @@
+"""Running and supervising a process, on a stand-in for `hermes gateway`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from molecule_hermes.config import Settings
+from molecule_hermes.errors import StartError, Unreachable
+from molecule_hermes.gateway import Gateway, api_address, require_free_port
+from molecule_hermes.hermes_home import HermesHome
+from tests.fakes import free_port
+
+STAYS = "import os, time; print('token=hunter2222', flush=True); print(dict(os.environ)); time.sleep(60)"
+DIES = "print('cannot start', flush=True); raise SystemExit(3)"
+STUBBORN = (
+    "import signal, subprocess, sys, time;"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
+    " start_new_session=True);"
+    "print(child.pid, flush=True); time.sleep(60)"
+)
+
+
+def gateway(tmp_path: Path, script: str, **more: object) -> Gateway:
+    home = HermesHome(tmp_path / "home")
+    home.create()
+    environ = dict(os.environ) | {"MOLECULE_HERMES_PEER_TOKENS": "a:secret-of-a-peer"}
+    return Gateway(
+        home,
+        tmp_path / "gateway.log",
+        environ=environ,
+        command=(sys.executable, "-c", script),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+async def until_logged(running: Gateway) -> str:
+    async with asyncio.timeout(10):
+        while not (tail := running.log_tail()):
+            await asyncio.sleep(0.02)
+    return tail
+
+
+async def test_it_runs_until_it_is_left_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with gateway(tmp_path, STAYS) as running:
+        await running.check()
+        pid = running.pid
+        assert pid is not None
+        assert psutil.pid_exists(pid)
+    assert not psutil.pid_exists(pid)
+    with pytest.raises(Unreachable):
+        await running.check()
+
+
+async def test_a_process_that_ignores_sigterm_is_killed_with_what_it_started(
+    tmp_path: Path,
+) -> None:
+    async with gateway(tmp_path, STUBBORN, stop_timeout=0.3) as running:
+        child = int(await until_logged(running))
+        assert psutil.pid_exists(child)
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
+
+
+async def test_a_death_is_told_and_it_comes_back(tmp_path: Path) -> None:
+    told: list[str] = []
+    async with gateway(tmp_path, STAYS, on_change=told.append) as running:
+        first = running.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            while running.pid in (None, first):
+                await asyncio.sleep(0.02)
+    assert told == ["Hermes ended with code -9; starting it again in 1 s"]
+
+
+async def test_dying_again_and_again_gives_up_with_the_last_lines(tmp_path: Path) -> None:
+    async with gateway(tmp_path, DIES, max_restarts=1) as running, asyncio.timeout(10):
+        with pytest.raises(StartError, match="2 times") as caught:
+            await running.failed()
+    assert "cannot start" in str(caught.value)
+
+
+async def test_peers_tokens_stay_out_of_its_environment_and_secrets_out_of_the_tail(
+    tmp_path: Path,
+) -> None:
+    async with gateway(tmp_path, STAYS) as running:
+        tail = await until_logged(running)
+    assert "secret-of-a-peer" not in running.log_file.read_text()
+    assert "hunter2222" not in tail
+
+
+async def test_a_gateway_on_the_same_home_is_told_by_its_pid(tmp_path: Path) -> None:
+    async with gateway(tmp_path, "import time; 'hermes'; time.sleep(60)") as running:
+        pid_file = running.home.path / "gateway.pid"
+        pid_file.write_text(json.dumps({"pid": running.pid}))
+        with pytest.raises(StartError, match=rf"pid {running.pid}.*kill {running.pid}"):
+            gateway(tmp_path, STAYS).require_alone()
+
+
+def test_a_taken_port_is_named_with_its_owner_and_the_way_out() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(StartError, match=rf"port {port}.*pid {os.getpid()}.*VAR=1"):
+            require_free_port("127.0.0.1", port, "VAR", "1")
+    require_free_port("127.0.0.1", free_port(), "VAR", "1")
+
+
+def test_a_hermes_elsewhere_is_not_ours_to_start() -> None:
+    remote = Settings.from_env({"HERMES_API_BASE": "http://10.0.0.1:8642/v1"})
+    with pytest.raises(StartError, match="serve"):
+        api_address(remote)
+    assert api_address(Settings.from_env({})) == ("127.0.0.1", 8642)

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import string
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from molecule_hermes.config import Settings
+from molecule_hermes.errors import StartError
+from molecule_hermes.gateway import configure
+from molecule_hermes.hermes_home import HermesHome, write_atomically
+from molecule_hermes.providers import demo_choice
+
+EXISTING = """\
+# my own Hermes
+model:
+  default: my-model  # the good one
+  provider: openrouter
+memory:
+  enabled: true
+agent:
+  restart_drain_timeout: 99
+gateway:
+  # keep this
+  other: [1, 2]
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> HermesHome:
+    home = HermesHome(tmp_path / "hermes")
+    home.create()
+    return home
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_merge_keeps_comments_and_foreign_keys(home: HermesHome) -> None:
+    home.config_file.write_text(EXISTING)
+    home.merge_config(
+        {"gateway": {"api_server": {"max_concurrent_runs": 3}}},
+        {"agent": {"restart_drain_timeout": 20, "new": 1}, "memory": 5},
+    )
+    text = home.config_file.read_text()
+    for line in EXISTING.splitlines():
+        assert line.strip() in text
+    config = home.read_config()
+    assert config["gateway"]["api_server"]["max_concurrent_runs"] == 3
+    assert config["agent"] == {"restart_drain_timeout": 99, "new": 1}
+    assert mode(home.config_file) == 0o600
+
+
+def test_a_merge_that_changes_nothing_does_not_touch_the_file(home: HermesHome) -> None:
+    home.merge_config({"a": {"b": 1}})
+    before = home.config_file.stat().st_ino
+    home.merge_config({"a": {"b": 1}}, {"a": {"b": 2}})
+    assert home.config_file.stat().st_ino == before
+
+
+def test_configuring_twice_is_configuring_once(home: HermesHome, tmp_path: Path) -> None:
+    settings = Settings.from_env({"MOLECULE_HERMES_STATE_DIR": str(tmp_path)})
+    home.env_file.write_text("# mine\nFOO=bar\nexport API_SERVER_PORT=1\n")
+    key = configure(home, settings, demo_choice("http://127.0.0.1:1/v1"))
+    first = home.config_file.read_text(), home.env_file.read_text()
+    assert configure(home, settings, demo_choice("http://127.0.0.1:1/v1")) == key
+    assert (home.config_file.read_text(), home.env_file.read_text()) == first
+    assert len(key) >= 16
+    assert home.read_env()["API_SERVER_KEY"] == key
+    assert home.read_env()["API_SERVER_PORT"] == "8642"
+    assert "# mine\nFOO=bar\n" in home.env_file.read_text()
+    assert mode(home.env_file) == mode(home.config_file) == 0o600
+
+
+def test_a_key_that_hermes_would_not_take_is_replaced(home: HermesHome) -> None:
+    home.merge_env({"API_SERVER_KEY": "short"})
+    assert len(home.api_key()) >= 16
+
+
+def test_a_model_that_we_did_not_write_is_foreign(home: HermesHome) -> None:
+    assert home.foreign_model() is None
+    home.set_model(demo_choice("http://127.0.0.1:1/v1").block)
+    assert home.foreign_model() is None
+    home.merge_config({"model": {"default": "chosen-by-hand"}})
+    assert home.foreign_model() is not None
+    home.config_file.write_text("model: plain-name\n")
+    assert home.foreign_model() == {"default": "plain-name"}
+
+
+def test_a_new_model_leaves_nothing_of_the_old_one(home: HermesHome) -> None:
+    home.set_model(demo_choice("http://127.0.0.1:1/v1").block)
+    home.set_model({"default": "m", "provider": "openrouter"})
+    assert home.read_config()["model"] == {"default": "m", "provider": "openrouter"}
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1\n- 2\n", "just text", "a: 1\n\t- b"])
+def test_a_broken_config_is_named_and_left_alone(home: HermesHome, text: str) -> None:
+    home.config_file.write_text(text)
+    with pytest.raises(StartError, match="config.yaml"):
+        home.merge_config({"a": 1})
+    assert home.config_file.read_text() == text
+
+
+@given(st.text())
+def test_any_config_file_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    home = HermesHome(tmp_path_factory.mktemp("home"))
+    home.config_file.write_text(text, encoding="utf-8", errors="replace")
+    with contextlib.suppress(StartError):
+        home.read_config()
+        home.foreign_model()
+
+
+_names = st.text(string.ascii_uppercase, min_size=1, max_size=6)
+_values = st.text(string.ascii_letters + string.digits, min_size=1, max_size=8)
+
+
+@given(
+    st.lists(st.one_of(st.text(string.printable), st.builds("{}={}".format, _names, _values))),
+    st.dictionaries(_names, _values),
+)
+def test_any_env_file_takes_new_values_and_keeps_the_rest(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str], values: dict[str, str]
+) -> None:
+    home = HermesHome(tmp_path_factory.mktemp("home"))
+    home.env_file.write_text("\n".join(lines))
+    before = home.read_env()
+    home.merge_env(values)
+    assert home.read_env() == before | values
+
+
+def test_a_file_is_replaced_in_one_step_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def fails(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StartError, match="HERMES_HOME"):
+        HermesHome(tmp_path / "file" / "hermes").create()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x"}', '{"pid": 999999999}'])
+def test_a_stale_pid_file_is_no_running_gateway(home: HermesHome, text: str) -> None:
+    (home.path / "gateway.pid").write_text(text)
+    assert home.running_gateway() is None

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from a2a.auth.user import User
+from a2a.server.context import ServerCallContext
+from a2a.types import Artifact, Part, Task, TaskState, TaskStatus
+
+from molecule_hermes.store import MemoryTaskStore, merge_text
+
+
+class Named(User):
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def is_authenticated(self) -> bool:
+        return True
+
+    @property
+    def user_name(self) -> str:
+        return self._name
+
+
+def context(name: str = "alice") -> ServerCallContext:
+    return ServerCallContext(user=Named(name))
+
+
+def task(task_id: str, state: TaskState = TaskState.TASK_STATE_COMPLETED) -> Task:
+    return Task(id=task_id, context_id="c", status=TaskStatus(state=state))
+
+
+async def test_the_oldest_ended_tasks_are_forgotten_and_no_other() -> None:
+    store = MemoryTaskStore(max_ended=3)
+    await store.save(task("working", TaskState.TASK_STATE_WORKING), context())
+    for i in range(6):
+        await store.save(task(f"t{i}"), context("alice" if i % 2 else "bob"))
+    kept = [i for i in range(6) if await store.get(f"t{i}", context("alice" if i % 2 else "bob"))]
+    assert kept == [3, 4, 5]
+    assert await store.get("working", context())
+
+
+async def test_saving_an_ended_task_again_does_not_count_twice() -> None:
+    store = MemoryTaskStore(max_ended=2)
+    for name in ("a", "b", "b", "b"):
+        await store.save(task(name), context())
+    assert await store.get("a", context())
+
+
+async def test_a_task_belongs_to_its_peer() -> None:
+    store = MemoryTaskStore()
+    await store.save(task("t"), context("alice"))
+    assert await store.get("t", context("bob")) is None
+
+
+def test_streamed_text_becomes_one_part() -> None:
+    parts = [Part(text=t) for t in ("Hel", "", "lo ", "🙂")]
+    merged = Task(artifacts=[Artifact(artifact_id="reply", parts=parts)])
+    merge_text(merged)
+    assert [p.text for p in merged.artifacts[0].parts] == ["Hello 🙂"]
+
+
+def test_other_parts_stay_as_they_are() -> None:
+    parts = [Part(text="a"), Part(raw=b"b"), Part(text="c")]
+    mixed = Task(artifacts=[Artifact(artifact_id="x", parts=parts)])
+    merge_text(mixed)
+    assert len(mixed.artifacts[0].parts) == 3
