@@ -75,9 +75,9 @@ async def _completions(request: web.Request) -> web.StreamResponse:
     try:
         body = await request.json()
         messages = [m for m in body["messages"] if isinstance(m, dict)]
-        if not messages:
-            raise ValueError("no messages")
     except (ValueError, KeyError, TypeError):
+        messages = []
+    if not messages:
         return _error(400, "invalid_request_error", "the body must be JSON with `messages`")
     last_user = _text(next((m for m in reversed(messages) if m.get("role") == "user"), {}))
     directives = {name: (value, rest) for name, value, rest in _DIRECTIVE.findall(last_user)}

@@ -105,9 +105,7 @@ def test_a_wider_host_needs_tokens_or_a_word(host: str) -> None:
     environ = {"MOLECULE_HERMES_HOST": host}
     with pytest.raises(ConfigError, match=r"PEER_TOKENS.*ALLOW_ANONYMOUS"):
         Settings.from_env(environ).require_safe_exposure()
-    Settings.from_env(
-        environ | {"MOLECULE_HERMES_ALLOW_ANONYMOUS": "true"}
-    ).require_safe_exposure()
+    Settings.from_env(environ | {"MOLECULE_HERMES_ALLOW_ANONYMOUS": "true"}).require_safe_exposure()
     Settings.from_env(environ | {"MOLECULE_HERMES_PEER_TOKENS": "a:b"}).require_safe_exposure()
 
 

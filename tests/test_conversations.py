@@ -115,7 +115,7 @@ async def test_any_mixture_keeps_the_bounds_and_loses_nobody() -> None:
 
     names = [chance.choice("abcdef") for _ in range(20)]
     await asyncio.gather(*(turn(i, name) for i, name in enumerate(names)))
-    assert sorted(sum(order.values(), [])) == list(range(20))
+    assert sorted(n for numbers in order.values() for n in numbers) == list(range(20))
     assert all(numbers == sorted(numbers) for numbers in order.values())
     assert (line.running, line.waiting) == (0, 0)
 

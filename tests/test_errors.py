@@ -113,4 +113,6 @@ def test_ordinary_text_is_left_alone() -> None:
 
 
 def test_a_start_error_says_what_to_do() -> None:
-    assert str(StartError("port 1 is taken", "choose another")) == "port 1 is taken — choose another"
+    assert (
+        str(StartError("port 1 is taken", "choose another")) == "port 1 is taken — choose another"
+    )

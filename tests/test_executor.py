@@ -294,5 +294,3 @@ async def test_any_turn_is_a_legal_history_with_one_end(
         if isinstance(event, TextDelta):
             streamed = event.text if event.replace else streamed + event.text
     assert seen.text == (end.text if isinstance(end, Completed) else streamed)
-
-

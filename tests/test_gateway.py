@@ -19,7 +19,10 @@ from molecule_hermes.gateway import Gateway, api_address, require_free_port
 from molecule_hermes.hermes_home import HermesHome
 from tests.fakes import free_port
 
-STAYS = "import os, time; print('token=hunter2222', flush=True); print(dict(os.environ)); time.sleep(60)"
+STAYS = (
+    "import os, time; print('token=hunter2222', flush=True);"
+    "print(dict(os.environ), flush=True); time.sleep(60)"
+)
 DIES = "print('cannot start', flush=True); raise SystemExit(3)"
 STUBBORN = (
     "import signal, subprocess, sys, time;"

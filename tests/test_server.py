@@ -56,9 +56,11 @@ async def test_every_binding_and_version_answers(
 
 
 async def test_the_card_says_what_works_and_no_more(bridge: StartBridge) -> None:
-    async with bridge(ScriptedTransport(), NAME="Dora", DESCRIPTION="helps") as b:
-        async with httpx.AsyncClient() as http:
-            card = (await http.get(b.url + CARD)).json()
+    async with (
+        bridge(ScriptedTransport(), NAME="Dora", DESCRIPTION="helps") as b,
+        httpx.AsyncClient() as http,
+    ):
+        card = (await http.get(b.url + CARD)).json()
     assert (card["name"], card["description"]) == ("Dora", "helps")
     assert card["capabilities"] == {"streaming": True, "pushNotifications": False}
     assert {i["url"] for i in card["supportedInterfaces"]} == {b.url}
@@ -108,7 +110,9 @@ async def test_tasks_can_be_listed_and_filtered(bridge: StartBridge) -> None:
 
 async def test_a_second_subscriber_gets_the_state_so_far_and_the_rest(bridge: StartBridge) -> None:
     go = asyncio.Event()
-    transport = ScriptedTransport(TextDelta("first "), go, TextDelta("rest"), Completed("first rest"))
+    transport = ScriptedTransport(
+        TextDelta("first "), go, TextDelta("rest"), Completed("first rest")
+    )
     async with bridge(transport) as b, peer(b.url) as one, peer(b.url) as two:
         first, second = Turn(), Turn()
         stream = one.send_message(message("hi"))
