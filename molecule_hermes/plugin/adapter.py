@@ -290,11 +290,11 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         from agent.runtime_cwd import resolve_agent_cwd
         from hermes_constants import get_hermes_home
 
-        # Hermes's own list of what never leaves: keys, its .env, its databases (base.py:1155).
+        # Hermes's own list of what never leaves: keys, system files, its .env (base.py:1155).
         if self.validate_media_delivery_path(path) is None:
             raise FileRefusedError(f"the file {name or Path(path).name} is not available")
-        roots = [Path(get_hermes_home()).resolve(), Path(resolve_agent_cwd()).resolve()]
-        return read_file(path, roots=roots, limit=self._settings.max_file, name=name)
+        home, cwd = Path(get_hermes_home()), Path(resolve_agent_cwd())
+        return read_file(path, cwd=cwd, home=home, limit=self._settings.max_file, name=name)
 
     def _hand_over(self, chat_id: str, file: File, caption: Any) -> Any:
         turn = self._desk.owner(chat_id, current_message_id())

@@ -36,11 +36,11 @@ def remove(paths: Iterable[Path]) -> None:
         path.unlink(missing_ok=True)
 
 
-def read_file(path: str, *, roots: Iterable[Path], limit: int, name: str = "") -> File:
-    """A file the agent made, if it lies below one of the roots and is not too large."""
+def read_file(path: str, *, cwd: Path, home: Path, limit: int, name: str = "") -> File:
+    """A file the agent made, if it lies where the agent makes files and is not too large."""
     resolved = Path(path).resolve()
     shown = name or resolved.name
-    if not resolved.is_file() or not any(resolved.is_relative_to(root) for root in roots):
+    if not resolved.is_file() or not _made_by_agent(resolved, cwd.resolve(), home.resolve()):
         raise FileRefusedError(f"the file {shown} is not available")
     if resolved.stat().st_size > limit:
         raise FileRefusedError(f"the file {shown} is larger than {limit // 2**20} MiB")
@@ -51,6 +51,19 @@ def linked_file(url: str) -> File:
     """A file that is somewhere else already, such as an image with an address."""
     name = Path(unquote(urlsplit(url).path)).name or "image"
     return File(_safe(name), _guess(name), url=url)
+
+
+def _made_by_agent(path: Path, cwd: Path, home: Path) -> bool:
+    """Below the working directory, or in one of Hermes's caches.
+
+    The rest of Hermes's home is private even when the working directory holds it: there lie
+    every peer's conversations (state.db), which Hermes's own list of private files leaves out.
+    """
+    if path.is_relative_to(cwd) and not home.is_relative_to(cwd):
+        return True
+    if path.is_relative_to(home):
+        return path.relative_to(home).parts[0].endswith("cache")
+    return path.is_relative_to(cwd)
 
 
 def _guess(name: str) -> str:

@@ -139,9 +139,9 @@ class Turn:
             return self._failed(EmptyReply())
         head, apology, reason = text.partition(_NO_REPLY)
         if apology and not head.strip():
-            return self._failed(EmptyReply(reason.strip()))
+            return self._failed(EmptyReply(reason.strip().partition(". ")[0]))
         if apology and head.endswith("\n\n"):
-            return self._failed(Interrupted(reason.strip()))
+            return self._failed(Interrupted(reason.strip().partition(". ")[0]))
         return self._final(Final(usage=self.usage), text)
 
     def _failed(self, failure: TurnFailure) -> Callback:

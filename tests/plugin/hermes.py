@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import socket
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import aiohttp
 import yaml
 from aiohttp import web
 
+from molecule_hermes import demo_model as model
 from molecule_hermes.demo_model import DEMO_MODEL, demo_model
 from molecule_hermes.plugin import PLATFORM, hermes_settings
 from molecule_hermes.wire import (
@@ -121,6 +123,11 @@ class Hermes:
         return f"http://127.0.0.1:{self.port}{path}"
 
     @property
+    def work(self) -> Path:
+        """The agent's working directory."""
+        return self.home / "work"
+
+    @property
     def log(self) -> str:
         return (self.home / "gateway.out").read_text(errors="replace")
 
@@ -128,7 +135,7 @@ class Hermes:
         self, path: str, body: Any, *, secret: str | None = SECRET, **given: Any
     ) -> tuple[int, dict[str, Any]]:
         headers = {SECRET_HEADER: secret} if secret is not None else {}
-        if isinstance(body, bytes):
+        if isinstance(body, bytes | io.BytesIO):
             given["data"] = body
         else:
             given["json"] = body
@@ -210,8 +217,9 @@ def write_home(
     }
     config = merge({"model": model}, hermes_settings("127.0.0.1", port))
     # Two retries less: a provider's 500 is told in about a second instead of eight.
-    config = merge(config, {"agent": {"api_max_retries": 1}, "terminal": {"cwd": str(home)}})
-    home.mkdir(parents=True, exist_ok=True)
+    work = home / "work"
+    config = merge(config, {"agent": {"api_max_retries": 1}, "terminal": {"cwd": str(work)}})
+    work.mkdir(parents=True, exist_ok=True)
     (home / "config.yaml").write_text(yaml.safe_dump(merge(config, over or {})))
     (home / ".env").write_text(
         f"API_SERVER_ENABLED=true\nAPI_SERVER_KEY={API_KEY}\n"
@@ -230,6 +238,7 @@ async def running_hermes(
 ) -> AsyncIterator[Hermes]:
     """`hermes gateway run` with the demo model; ends with the block, by its own process group."""
     async with AsyncExitStack() as stack:
+        stack.enter_context(asking_model())
         model_url = await stack.enter_async_context(demo_model())
         http = await stack.enter_async_context(aiohttp.ClientSession())
         hermes = Hermes(home, port or free_port(), free_port(), http)
@@ -240,6 +249,28 @@ async def running_hermes(
             yield hermes
         finally:
             await _kill(hermes.process)
+
+
+@contextmanager
+def asking_model() -> Iterator[None]:
+    """The demo model also takes `demo:ask`: the agent asks the peer, with choices or without."""
+    plain = model._answer
+
+    def answer(
+        messages: list[dict[str, Any]], last_user: str, directives: dict[str, tuple[str, str]]
+    ) -> Any:
+        if "ask" not in directives or messages[-1].get("role") == "tool":
+            return plain(messages, last_user, directives)
+        arguments: dict[str, Any] = {"question": "Which colour?"}
+        if choices := directives["ask"][0]:
+            arguments["choices"] = choices.split(",")
+        return model._Answer("", tool=("clarify", arguments))
+
+    model._answer = answer
+    try:
+        yield
+    finally:
+        model._answer = plain
 
 
 async def _reached(hermes: Hermes, state: str) -> bool:
