@@ -474,7 +474,7 @@ class Callback:
         fields = _Fields(data)
         metadata = _Fields(fields.get("metadata") or {}, "metadata")
         return cls(
-            chat_id=fields.id("chat_id") if fields.has("chat_id") else "",
+            chat_id=fields.label("chat_id", default=""),
             reply_to=fields.id("reply_to"),
             content=fields.text("content"),
             body=_body(metadata),

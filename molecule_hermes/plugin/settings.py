@@ -101,6 +101,8 @@ def hermes_settings(
         },
         # Else undelivered replies come again after a restart as "♻️ Recovered reply…".
         "gateway": {"delivery_ledger": False},
+        # Else the first peer is offered to have a profile of it kept, and config.yaml is rewritten.
+        "onboarding": {"profile_build": "off"},
         # Else the first turn may run a `pip install` of its own.
         "security": {"allow_lazy_installs": False},
     }

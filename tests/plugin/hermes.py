@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import signal
 import socket
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import yaml
 from aiohttp import web
 
 from molecule_hermes import demo_model as model
@@ -48,8 +48,8 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
         mine = merged.get(key)
-        both = isinstance(mine, dict) and isinstance(value, dict)
-        merged[key] = merge(mine, value) if both else value
+        nested = isinstance(mine, dict) and isinstance(value, dict)
+        merged[key] = merge(mine or {}, value) if nested else value
     return merged
 
 
@@ -220,7 +220,7 @@ def write_home(
     work = home / "work"
     config = merge(config, {"agent": {"api_max_retries": 1}, "terminal": {"cwd": str(work)}})
     work.mkdir(parents=True, exist_ok=True)
-    (home / "config.yaml").write_text(yaml.safe_dump(merge(config, over or {})))
+    (home / "config.yaml").write_text(json.dumps(merge(config, over or {})))
     (home / ".env").write_text(
         f"API_SERVER_ENABLED=true\nAPI_SERVER_KEY={API_KEY}\n"
         f"API_SERVER_HOST=127.0.0.1\nAPI_SERVER_PORT={api_port}\n"
@@ -233,7 +233,7 @@ async def running_hermes(
     home: Path,
     *,
     over: dict[str, Any] | None = None,
-    port: int = 0,
+    env: Mapping[str, str] | None = None,
     until: str = "ready",
 ) -> AsyncIterator[Hermes]:
     """`hermes gateway run` with the demo model; ends with the block, by its own process group."""
@@ -241,9 +241,9 @@ async def running_hermes(
         stack.enter_context(asking_model())
         model_url = await stack.enter_async_context(demo_model())
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        hermes = Hermes(home, port or free_port(), free_port(), http)
+        hermes = Hermes(home, free_port(), free_port(), http)
         write_home(home, model_url, hermes.port, hermes.api_port, over)
-        hermes.process = await _spawn(home)
+        hermes.process = await _spawn(home, env or {})
         try:
             await hermes.until(lambda: _reached(hermes, until))
             yield hermes
@@ -257,7 +257,7 @@ def asking_model() -> Iterator[None]:
     plain = model._answer
 
     def answer(
-        messages: list[dict[str, Any]], last_user: str, directives: dict[str, tuple[str, str]]
+        messages: list[dict[str, Any]], last_user: str, directives: Mapping[str, tuple[str, str]]
     ) -> Any:
         if "ask" not in directives or messages[-1].get("role") == "tool":
             return plain(messages, last_user, directives)
@@ -279,7 +279,7 @@ async def _reached(hermes: Hermes, state: str) -> bool:
     return (await hermes.platform()).get("state") == state
 
 
-async def _spawn(home: Path) -> asyncio.subprocess.Process:
+async def _spawn(home: Path, env: Mapping[str, str]) -> asyncio.subprocess.Process:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("HERMES", "MOLECULE"))}
     command = Path(sys.executable).with_name("hermes")
     with (home / "gateway.out").open("wb") as out:
@@ -287,7 +287,7 @@ async def _spawn(home: Path) -> asyncio.subprocess.Process:
             str(command),
             "gateway",
             "run",
-            env={**clean, "HERMES_HOME": str(home), "HOME": str(home)},
+            env={**clean, "HERMES_HOME": str(home), "HOME": str(home), **env},
             cwd=home,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=out,

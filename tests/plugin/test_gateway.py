@@ -47,7 +47,7 @@ async def test_a_message_is_answered(hermes: Hermes, callbacks: CallbackServer) 
 
 
 async def test_text_arrives_while_it_is_written(hermes: Hermes, callbacks: CallbackServer) -> None:
-    message = await hermes.say(callbacks, "demo:slow=0.05 demo:words=30")
+    message = await hermes.say(callbacks, "demo:slow=0.05\ndemo:words=30")
     callback, _ = await callbacks.final(message)
     deltas = [c for c in callbacks.of(message) if isinstance(c.body, Delta)]
     assert len(deltas) > 5
@@ -149,7 +149,7 @@ async def test_interim_text_is_replaced_by_the_answer(
 async def test_a_running_turn_can_be_cancelled_and_the_chat_goes_on(
     hermes: Hermes, callbacks: CallbackServer
 ) -> None:
-    message = await hermes.say(callbacks, "demo:slow=0.2 demo:words=200", chat="cancel")
+    message = await hermes.say(callbacks, "demo:slow=0.2\ndemo:words=200", chat="cancel")
     await callbacks.until(lambda: callbacks.of(message))
     assert await hermes.cancel(message) == (200, {"ok": True})
     _, final = await callbacks.final(message, 10)
@@ -194,7 +194,7 @@ async def test_a_hanging_model_can_be_cancelled(hermes: Hermes, callbacks: Callb
 async def test_a_waiting_message_can_be_cancelled(
     hermes: Hermes, callbacks: CallbackServer
 ) -> None:
-    first = await hermes.say(callbacks, "demo:slow=0.1 demo:words=15", chat="queue")
+    first = await hermes.say(callbacks, "demo:slow=0.1\ndemo:words=15", chat="queue")
     second = await hermes.say(callbacks, "never seen", chat="queue")
     third = await hermes.say(callbacks, "third", chat="queue")
     assert await hermes.cancel(second) == (200, {"ok": True})
