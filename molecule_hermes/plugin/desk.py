@@ -179,8 +179,7 @@ class Desk:
     async def close(self) -> None:
         """Gives every message that is left its final."""
         for turn in self._ledger.unfinished():
-            running = self._ledger.running(turn.chat_id) is turn
-            self.finish(turn, Interrupted("Hermes was stopped") if running else Draining())
+            self.finish(turn, Interrupted("Hermes was stopped") if turn.started else Draining())
         await self._chats.close()
         for task in self._stops:
             task.cancel()
@@ -193,6 +192,7 @@ class Desk:
             if self._gateway.state() == "draining":
                 failure = Draining()
             elif not turn.cancelled:
+                turn.started = True
                 await self._gateway.start(turn)
                 await self._until_ended(turn)
         except Exception:

@@ -13,6 +13,19 @@ from molecule_hermes.wire import Attachment, File
 
 __all__ = ["FileRefusedError", "linked_file", "read_file", "remove", "save"]
 
+# Below Hermes's home, in its old and its new layout (base.py:983).
+_MEDIA = (
+    "cache/images",
+    "cache/audio",
+    "cache/videos",
+    "cache/documents",
+    "cache/screenshots",
+    "image_cache",
+    "audio_cache",
+    "video_cache",
+    "document_cache",
+    "browser_screenshots",
+)
 _UNSAFE = re.compile(r"[^\w.\- ]+")
 
 
@@ -54,16 +67,15 @@ def linked_file(url: str) -> File:
 
 
 def _made_by_agent(path: Path, cwd: Path, home: Path) -> bool:
-    """Below the working directory, or in one of Hermes's caches.
+    """Below the working directory, or where Hermes's tools put media.
 
     The rest of Hermes's home is private even when the working directory holds it: there lie
     every peer's conversations (state.db), which Hermes's own list of private files leaves out.
     """
-    if path.is_relative_to(cwd) and not home.is_relative_to(cwd):
+    if any(path.is_relative_to(home / folder) for folder in _MEDIA):
         return True
-    if path.is_relative_to(home):
-        return path.relative_to(home).parts[0].endswith("cache")
-    return path.is_relative_to(cwd)
+    private = path.is_relative_to(home) and home.is_relative_to(cwd)
+    return path.is_relative_to(cwd) and not private
 
 
 def _guess(name: str) -> str:

@@ -60,6 +60,7 @@ class Turn:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     files: list[Path] = field(default_factory=list)
     questions: dict[str, Question] = field(default_factory=dict)
+    started: bool = False
     cancelled: bool = False
     interrupted: bool = False
     agent_ran: bool = False

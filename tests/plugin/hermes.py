@@ -238,7 +238,7 @@ async def running_hermes(
 ) -> AsyncIterator[Hermes]:
     """`hermes gateway run` with the demo model; ends with the block, by its own process group."""
     async with AsyncExitStack() as stack:
-        stack.enter_context(asking_model())
+        stack.enter_context(calling_model())
         model_url = await stack.enter_async_context(demo_model())
         http = await stack.enter_async_context(aiohttp.ClientSession())
         hermes = Hermes(home, free_port(), free_port(), http)
@@ -252,19 +252,17 @@ async def running_hermes(
 
 
 @contextmanager
-def asking_model() -> Iterator[None]:
-    """The demo model also takes `demo:ask`: the agent asks the peer, with choices or without."""
+def calling_model() -> Iterator[None]:
+    """The demo model also takes `demo:call=TOOL {JSON}`: the agent calls that tool."""
     plain = model._answer
 
     def answer(
         messages: list[dict[str, Any]], last_user: str, directives: Mapping[str, tuple[str, str]]
     ) -> Any:
-        if "ask" not in directives or messages[-1].get("role") == "tool":
+        if "call" not in directives or messages[-1].get("role") == "tool":
             return plain(messages, last_user, directives)
-        arguments: dict[str, Any] = {"question": "Which colour?"}
-        if choices := directives["ask"][0]:
-            arguments["choices"] = choices.split(",")
-        return model._Answer("", tool=("clarify", arguments))
+        tool, arguments = directives["call"]
+        return model._Answer("", tool=(tool, json.loads(arguments)))
 
     model._answer = answer
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import time
 
 import pytest
@@ -149,7 +150,8 @@ async def test_interim_text_is_replaced_by_the_answer(
 async def test_a_running_turn_can_be_cancelled_and_the_chat_goes_on(
     hermes: Hermes, callbacks: CallbackServer
 ) -> None:
-    message = await hermes.say(callbacks, "demo:slow=0.2\ndemo:words=200", chat="cancel")
+    words = " ".join(f"w{number}" for number in range(20))
+    message = await hermes.say(callbacks, f"demo:slow=0.1\n{words}", chat="cancel")
     await callbacks.until(lambda: callbacks.of(message))
     assert await hermes.cancel(message) == (200, {"ok": True})
     _, final = await callbacks.final(message, 10)
@@ -366,11 +368,12 @@ async def test_a_turn_that_waits_for_approval_can_be_cancelled(
     assert "You said: well" in callback.content
 
 
-@pytest.mark.parametrize(("ask", "choices"), [("ask=red,blue", ("red", "blue")), ("ask", ())])
+@pytest.mark.parametrize("choices", [("red", "blue"), ()])
 async def test_a_question_of_the_agent_is_answered(
-    hermes: Hermes, callbacks: CallbackServer, ask: str, choices: tuple[str, ...]
+    hermes: Hermes, callbacks: CallbackServer, choices: tuple[str, ...]
 ) -> None:
-    message = await hermes.say(callbacks, f"demo:{ask}")
+    arguments = json.dumps({"question": "Which colour?", "choices": choices})
+    message = await hermes.say(callbacks, f"demo:call=clarify {arguments}")
     question = await callbacks.until(lambda: _question(callbacks, message, Clarify))
     assert question.content == "Which colour?"
     assert question.body.choices == choices
@@ -383,6 +386,34 @@ async def test_a_question_of_the_agent_is_answered(
 
 def _question(callbacks: CallbackServer, message_id: str, kind: type) -> object:
     return next((c for c in callbacks.of(message_id) if isinstance(c.body, kind)), None)
+
+
+async def test_what_a_subagent_says_is_not_the_answer(
+    hermes: Hermes, callbacks: CallbackServer
+) -> None:
+    goals = json.dumps({"tasks": [{"goal": "demo:words=3"}, {"goal": "demo:fail=401"}]})
+    message = await hermes.say(callbacks, f"demo:call=delegate_task {goals}")
+    callback, final = await callbacks.final(message)
+    assert final.status == "completed"
+    assert callback.content.startswith("The tool answered:")
+    assert "word0 word1 word2" in callback.content
+
+
+async def test_background_work_promises_no_second_answer(
+    hermes: Hermes, callbacks: CallbackServer
+) -> None:
+    done = hermes.work / "done"
+    work = {"command": f"sleep 0.3; touch {done}", "background": True, "notify_on_complete": True}
+    message = await hermes.say(callbacks, f"demo:call=terminal {json.dumps(work)}", chat="back")
+    callback, _ = await callbacks.final(message)
+    assert "notify_unsupported" in callback.content
+
+    async def finished() -> bool:
+        return done.exists()
+
+    await hermes.until(finished, 10)
+    await callbacks.final(await hermes.say(callbacks, "and?", chat="back"))
+    assert len(callbacks.finals(message)) == 1
 
 
 async def test_attached_documents_reach_the_model_and_leave_no_files(

@@ -60,11 +60,12 @@ def test_an_attachments_name_leads_nowhere(tmp_path: Path) -> None:
 
 def test_only_files_the_agent_made_are_read(tmp_path: Path) -> None:
     home, cwd = tmp_path / "home", tmp_path / "work"
-    for folder in (home / "cache", home / "logs", cwd):
+    for folder in (home / "cache" / "images", home / "cache" / "delegation", cwd):
         folder.mkdir(parents=True)
     made = cwd / "a.txt"
-    cached, private, elsewhere = home / "cache" / "b", home / "state.db", tmp_path / "c"
-    for path in (made, cached, private, elsewhere):
+    cached, private, elsewhere = home / "cache" / "images" / "b", home / "state.db", tmp_path / "c"
+    another_turns = home / "cache" / "delegation" / "task.log"
+    for path in (made, cached, private, elsewhere, another_turns):
         path.write_text("content")
     link = cwd / "link"
     link.symlink_to(private)
@@ -81,6 +82,7 @@ def test_only_files_the_agent_made_are_read(tmp_path: Path) -> None:
     assert readable(cached)
     assert not readable(private)
     assert not readable(elsewhere)
+    assert not readable(another_turns)
     assert not readable(link)
     assert not readable(cwd)
     # A working directory around Hermes's home, or the home itself, opens nothing in it.
