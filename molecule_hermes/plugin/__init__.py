@@ -1,0 +1,57 @@
+"""The plugin that runs inside Hermes: the platform `molecule_a2a`.
+
+Hermes finds it by the entry point `molecule-a2a` in the group `hermes_agent.plugins` and calls
+`register`. Nothing of Hermes is imported before that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from molecule_hermes.plugin.settings import (
+    ENTRY_POINT,
+    PLATFORM,
+    PluginSettings,
+    enabled_by_env,
+    hermes_settings,
+)
+
+__all__ = ["ENTRY_POINT", "PLATFORM", "PluginSettings", "hermes_settings", "register"]
+
+
+def register(ctx: Any) -> None:
+    """Called by Hermes with its plugin context (hermes_cli/plugins.py)."""
+    from molecule_hermes.plugin.hooks import Hooks
+
+    hooks = Hooks()
+
+    def adapter(config: Any) -> Any:
+        from molecule_hermes.plugin.adapter import MoleculeAdapter
+
+        return MoleculeAdapter(config, hooks)
+
+    ctx.register_platform(
+        name=PLATFORM,
+        label="Molecule A2A",
+        adapter_factory=adapter,
+        check_fn=_has_aiohttp,
+        install_hint="pip install aiohttp",
+        is_connected=_is_configured,
+        env_enablement_fn=enabled_by_env,
+        emoji="🔗",
+        allow_update_command=False,
+    )
+    hooks.register(ctx)
+
+
+def _has_aiohttp() -> bool:
+    try:
+        import aiohttp  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _is_configured(config: Any) -> bool:
+    extra = config.extra or {}
+    return bool(extra.get("port") or extra.get("host") or extra.get("enabled_by_env"))

@@ -1,0 +1,326 @@
+"""The platform adapter: Hermes's calls in, Hermes's calls out. Imported inside Hermes only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from pathlib import Path
+from typing import Any, Literal
+
+from aiohttp import web
+from gateway.config import Platform
+from gateway.platforms.base import (
+    BasePlatformAdapter,
+    MessageEvent,
+    MessageType,
+    ProcessingOutcome,
+    SendResult,
+    get_document_cache_dir,
+)
+from gateway.session import build_session_key
+
+from molecule_hermes.errors import InternalFailure, redact
+from molecule_hermes.plugin import prompts
+from molecule_hermes.plugin.desk import Desk
+from molecule_hermes.plugin.endpoints import application
+from molecule_hermes.plugin.files import FileRefusedError, linked_file, read_file, save
+from molecule_hermes.plugin.hooks import Effect, Hooks, current_message_id
+from molecule_hermes.plugin.ledger import Ledger, Question, Turn
+from molecule_hermes.plugin.outbox import Outbox
+from molecule_hermes.plugin.settings import PLATFORM, PluginSettings
+from molecule_hermes.wire import File
+
+__all__ = ["MoleculeAdapter"]
+
+log = logging.getLogger(__name__)
+
+
+class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
+    # The default of 4096 splits streamed text into messages.
+    MAX_MESSAGE_LENGTH = 10_000_000
+    splits_long_messages = True
+    # A reply after the turn has nobody waiting for it: tools must not promise one.
+    supports_async_delivery = False
+    interactive_resume = False
+    # The bridge has authenticated the peer; else Hermes answers with a pairing code.
+    authorization_is_upstream = True
+
+    def __init__(self, config: Any, hooks: Hooks) -> None:
+        super().__init__(config, Platform(PLATFORM))
+        self._hooks = hooks
+        self._settings = PluginSettings()
+        self._outbox = Outbox()
+        self._desk = Desk(self, Ledger(), self._outbox)
+        self._site: web.AppRunner | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # Opened and closed by Hermes.
+
+    async def connect(self, *, is_reconnect: bool = False) -> bool:
+        try:
+            self._settings = settings = PluginSettings.from_extra(self.config.extra or {})
+        except ValueError as error:
+            self._set_fatal_error("config", str(error), retryable=False)
+            return False
+        self._loop = asyncio.get_running_loop()
+        self._outbox = Outbox(secret=settings.secret, retry_for=settings.retry_for)
+        ledger = Ledger(max_chats=settings.max_chats, max_waiting=settings.max_waiting)
+        self._desk = Desk(self, ledger, self._outbox)
+        if not await self._listen(settings):
+            return False
+        await self._outbox.__aenter__()
+        self._hooks.attach(self)
+        self._mark_connected()
+        return True
+
+    async def disconnect(self) -> None:
+        # Hermes gives this 5 s in all (run.py:70).
+        self._mark_disconnected()
+        self._hooks.detach(self)
+        await self._desk.close()
+        if self._site is not None:
+            await self._site.cleanup()
+            self._site = None
+        await self._outbox.close(self._settings.flush_for)
+
+    async def _listen(self, settings: PluginSettings) -> bool:
+        app = application(self._desk, secret=settings.secret, max_body=settings.max_body)
+        site = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+        await site.setup()
+        try:
+            await web.TCPSite(site, settings.host, settings.port).start()
+        except OSError as error:
+            await site.cleanup()
+            where = f"{settings.host}:{settings.port}"
+            why = f"cannot listen on {where} ({error.strerror or error}); set another port in"
+            keys = f"platforms.{PLATFORM}.extra.port or MOLECULE_A2A_PLATFORM_PORT"
+            self._set_fatal_error("port_in_use", f"{why} {keys}", retryable=False)
+            return False
+        self._site = site
+        return True
+
+    # What the desk asks of Hermes (`desk.Gateway`).
+
+    def state(self) -> Literal["ready", "starting", "draining"]:
+        runner = self.gateway_runner
+        if getattr(runner, "_draining", False) or getattr(runner, "_external_drain_active", False):
+            return "draining"
+        # While it restores sessions at boot, Hermes parks messages and reports their end early.
+        if runner is None or runner._startup_restore_in_progress:
+            return "starting"
+        return "ready"
+
+    def busy(self, turn: Turn) -> bool:
+        key = self._session_key(turn)
+        return key in self._active_sessions or key in self._pending_messages
+
+    async def start(self, turn: Turn) -> None:
+        await self.handle_message(await asyncio.to_thread(self._event, turn))
+
+    async def stop(self, turn: Turn) -> None:
+        # Only this command also kills the tool that runs; `cancel_session_processing` does not.
+        event = MessageEvent("/stop", MessageType.COMMAND, self._source(turn))
+        await self.handle_message(event)
+
+    def approve(self, session_key: str, choice: str) -> bool:
+        from tools.approval import resolve_gateway_approval
+
+        return bool(resolve_gateway_approval(session_key, choice))
+
+    def clarify(self, question_id: str, answer: str) -> bool:
+        from tools.clarify_gateway import resolve_gateway_clarify
+
+        return bool(resolve_gateway_clarify(question_id, answer))
+
+    def _source(self, turn: Turn) -> Any:
+        inbound = turn.inbound
+        name = inbound.peer_name or inbound.peer_id
+        return self.build_source(
+            chat_id=inbound.chat_id,
+            chat_name=name,
+            chat_type="dm",
+            user_id=inbound.peer_id,
+            user_name=name,
+            message_id=inbound.message_id,
+        )
+
+    def _session_key(self, turn: Turn) -> str:
+        # As `handle_message` makes it (base.py:4783).
+        return str(build_session_key(self._source(turn)))
+
+    def _event(self, turn: Turn) -> Any:
+        attachments = turn.inbound.attachments
+        documents = [item for item in attachments if prompts.is_text(item)]
+        files = [item for item in attachments if item not in documents]
+        folder = Path(get_document_cache_dir())
+        for item in files:
+            turn.files.append(save(item, folder))
+        return MessageEvent(
+            text=prompts.harmless(prompts.inlined(turn.inbound.content, documents)),
+            # Not TEXT, which Hermes rewrites ("restart gateway" → /restart, base.py:1880).
+            message_type=MessageType.DOCUMENT,
+            source=self._source(turn),
+            message_id=turn.message_id,
+            media_urls=[str(path) for path in turn.files],
+            media_types=[_shown_type(item.media_type) for item in files],
+            metadata=turn.inbound.metadata.to_json(),
+        )
+
+    # What Hermes reports.
+
+    def heard(self, message_id: str, effect: Effect) -> None:
+        if self._loop is None:
+            return
+        # Closed: Hermes is going down, and every message has its final.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._apply, message_id, effect)
+
+    def _apply(self, message_id: str, effect: Effect) -> None:
+        if turn := self._desk.find(message_id):
+            effect(self._desk, turn)
+
+    async def on_processing_complete(self, event: Any, outcome: Any) -> None:
+        """The end of a turn (base.py:5396). The outcome speaks of delivery, not of the answer."""
+        turn = self._desk.find(event.message_id or "")
+        if turn is None:
+            return
+        turn.interrupted |= outcome is ProcessingOutcome.CANCELLED
+        crashed = outcome is ProcessingOutcome.FAILURE and turn.reply is None
+        self._desk.finish(turn, InternalFailure() if crashed else None)
+
+    async def send(
+        self, chat_id: str, content: str, reply_to: str | None = None, metadata: Any = None
+    ) -> Any:
+        current = current_message_id()
+        turn = self._desk.owner(chat_id, current, reply_to)
+        if turn is None:
+            known = self._desk.push(chat_id, content)
+            return _sent() if known else _not_sent("no peer of this chat is known")
+        if reply_to != turn.message_id:
+            self._desk.notice(turn, content)
+            return _sent()
+        turn.reply = content
+        # Inside the turn this is the end of a streamed segment; after it, the reply itself.
+        if current == turn.message_id:
+            self._desk.emit(turn, turn.segment(content))
+        return _sent()
+
+    def supports_draft_streaming(self, chat_type: Any = None, metadata: Any = None) -> bool:
+        return True
+
+    async def send_draft(
+        self, chat_id: str, draft_id: int, content: str, metadata: Any = None
+    ) -> Any:
+        if turn := self._desk.owner(chat_id, current_message_id()):
+            self._desk.emit(turn, turn.draft(draft_id, content))
+        return _sent()
+
+    async def send_exec_approval(  # noqa: PLR0917 - Hermes's signature
+        self,
+        chat_id: str,
+        command: str,
+        session_key: str,
+        description: str = "dangerous command",
+        metadata: Any = None,
+        allow_permanent: bool = True,
+        smart_denied: bool = False,
+    ) -> Any:
+        # "always" would hold for every peer and outlive the turn: that is the operator's to say.
+        choices = ("once", "deny") if smart_denied else ("once", "session", "deny")
+        question = Question(uuid.uuid4().hex, session_key, choices, approval=True)
+        return self._ask(chat_id, question, redact(f"{description}\n\n{command}"))
+
+    async def send_clarify(  # noqa: PLR0917 - Hermes's signature
+        self,
+        chat_id: str,
+        question: str,
+        choices: list[Any] | None,
+        clarify_id: str,
+        session_key: str,
+        metadata: Any = None,
+    ) -> Any:
+        offered = tuple(str(choice) for choice in choices or ())
+        return self._ask(chat_id, Question(clarify_id, session_key, offered, False), question)
+
+    def _ask(self, chat_id: str, question: Question, text: str) -> Any:
+        turn = self._desk.owner(chat_id, current_message_id())
+        if turn is None:
+            return _not_sent("no turn runs in this chat")
+        self._desk.ask(turn, question, text)
+        return _sent()
+
+    async def send_document(
+        self, chat_id: str, file_path: str, caption: Any = None, file_name: Any = None, **_: Any
+    ) -> Any:
+        return await self._send_file(chat_id, file_path, caption, file_name)
+
+    async def send_image_file(
+        self, chat_id: str, image_path: str, caption: Any = None, **_: Any
+    ) -> Any:
+        return await self._send_file(chat_id, image_path, caption)
+
+    async def send_voice(self, chat_id: str, audio_path: str, caption: Any = None, **_: Any) -> Any:
+        return await self._send_file(chat_id, audio_path, caption)
+
+    async def send_video(self, chat_id: str, video_path: str, caption: Any = None, **_: Any) -> Any:
+        return await self._send_file(chat_id, video_path, caption)
+
+    async def send_image(self, chat_id: str, image_url: str, caption: Any = None, **_: Any) -> Any:
+        return self._hand_over(chat_id, linked_file(image_url), caption)
+
+    async def send_animation(
+        self, chat_id: str, animation_url: str, caption: Any = None, **_: Any
+    ) -> Any:
+        return self._hand_over(chat_id, linked_file(animation_url), caption)
+
+    async def _send_file(self, chat_id: str, path: str, caption: Any, name: Any = None) -> Any:
+        turn = self._desk.owner(chat_id, current_message_id())
+        try:
+            file = await asyncio.to_thread(self._read, path, name or "")
+        except (FileRefusedError, OSError) as error:
+            log.warning("a file was not handed over: %s", error)
+            if turn is not None:
+                self._desk.notice(turn, str(error) if isinstance(error, FileRefusedError) else "")
+            return _not_sent("not handed over")
+        return self._hand_over(chat_id, file, caption)
+
+    def _read(self, path: str, name: str) -> File:
+        from agent.runtime_cwd import resolve_agent_cwd
+        from hermes_constants import get_hermes_home
+
+        # Hermes's own list of what never leaves: keys, system files, its .env (base.py:1155).
+        if self.validate_media_delivery_path(path) is None:
+            raise FileRefusedError(f"the file {name or Path(path).name} is not available")
+        home, cwd = Path(get_hermes_home()), Path(resolve_agent_cwd())
+        return read_file(path, cwd=cwd, home=home, limit=self._settings.max_file, name=name)
+
+    def _hand_over(self, chat_id: str, file: File, caption: Any) -> Any:
+        turn = self._desk.owner(chat_id, current_message_id())
+        if turn is None:
+            known = self._desk.push(chat_id, str(caption or ""), file)
+            return _sent() if known else _not_sent("no peer of this chat is known")
+        self._desk.emit(turn, turn.callback(file, str(caption or "")))
+        return _sent()
+
+    async def send_typing(self, chat_id: str, metadata: Any = None) -> None:
+        """A peer sees WORKING for as long as the turn runs."""
+
+    async def get_chat_info(self, chat_id: str) -> dict[str, Any]:
+        return {"name": chat_id, "type": "dm", "chat_id": chat_id}
+
+
+def _shown_type(media_type: str) -> str:
+    # In an event of type DOCUMENT an audio file is neither transcribed nor announced
+    # (run.py:2238); as an unknown type the agent is told its path.
+    return "application/octet-stream" if media_type.startswith("audio/") else media_type
+
+
+def _sent() -> Any:
+    # Without an id Hermes takes the message for one that cannot be edited, and stops streaming.
+    return SendResult(success=True, message_id=uuid.uuid4().hex)
+
+
+def _not_sent(why: str) -> Any:
+    return SendResult(success=False, error=why)

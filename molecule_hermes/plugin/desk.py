@@ -1,0 +1,244 @@
+"""Where the bridge's requests and Hermes's doings meet: one final for each message.
+
+The desk knows Hermes only through `Gateway`, and runs on the event loop alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Literal, Protocol
+
+from molecule_hermes.errors import Draining, InternalFailure, Interrupted, TurnFailure, redact
+from molecule_hermes.plugin.chats import Chats
+from molecule_hermes.plugin.files import remove
+from molecule_hermes.plugin.ledger import Ledger, Question, Turn
+from molecule_hermes.plugin.outbox import Outbox, Parcel
+from molecule_hermes.wire import (
+    Answer,
+    Approval,
+    Body,
+    Callback,
+    Clarify,
+    Inbound,
+    Notice,
+    Push,
+)
+
+__all__ = ["Desk", "Gateway", "NotAChoiceError", "UnknownNameError"]
+
+log = logging.getLogger(__name__)
+
+_POLL = 0.01
+_LOST_AFTER = 3
+_STOP_TAKES = 10.0
+
+
+class UnknownNameError(LookupError):
+    """No such message or question, or not any more."""
+
+
+class NotAChoiceError(ValueError):
+    """The answer is not among the choices of an approval."""
+
+
+class Gateway(Protocol):
+    """What the desk needs of Hermes."""
+
+    def state(self) -> Literal["ready", "starting", "draining"]: ...
+    def busy(self, turn: Turn) -> bool:
+        """Whether Hermes works on the turn's chat, be it on this turn or another."""
+
+    async def start(self, turn: Turn) -> None:
+        """Hands the message to Hermes; returns before the turn has ended."""
+
+    async def stop(self, turn: Turn) -> None:
+        """Stops what runs in the turn's chat."""
+
+    def approve(self, session_key: str, choice: str) -> bool:
+        """Answers the oldest approval of the session; False if none waits."""
+
+    def clarify(self, question_id: str, answer: str) -> bool: ...
+
+
+class Desk:
+    def __init__(self, gateway: Gateway, ledger: Ledger, outbox: Outbox) -> None:
+        self._gateway = gateway
+        self._ledger = ledger
+        self._outbox = outbox
+        self._chats = Chats(ledger, self._run)
+        self._stops: set[asyncio.Task[None]] = set()
+
+    # What the bridge asks.
+
+    @property
+    def active(self) -> int:
+        return len(self._ledger)
+
+    def state(self) -> Literal["ready", "starting", "draining"]:
+        return self._gateway.state()
+
+    def accept(self, inbound: Inbound) -> bool:
+        """Queues a message; False if it is known already. Raises `errors.Busy`."""
+        turn = self._ledger.accept(inbound)
+        if turn is None:
+            return False
+        self._chats.wake(turn.chat_id)
+        return True
+
+    def knows(self, message_id: str) -> bool:
+        return self._ledger.knows(message_id)
+
+    def cancel(self, message_id: str) -> None:
+        turn = self._ledger.find(message_id)
+        if turn is None:
+            raise UnknownNameError("no such message is waiting or running")
+        if turn.cancelled:
+            return
+        turn.cancelled = True
+        if self._ledger.running(turn.chat_id) is not turn:
+            self.finish(turn)
+            return
+        task = asyncio.get_running_loop().create_task(self._stop(turn))
+        self._stops.add(task)
+        task.add_done_callback(self._stops.discard)
+
+    def answer(self, answer: Answer) -> None:
+        turn = self._ledger.find(answer.message_id)
+        question = turn.questions.get(answer.question_id) if turn else None
+        if turn is None or question is None or question.answer:
+            raise UnknownNameError("no such question waits for an answer")
+        if not question.approval:
+            del turn.questions[question.question_id]
+            if not self._gateway.clarify(question.question_id, answer.answer):
+                raise UnknownNameError("the question is gone")
+            return
+        if answer.answer not in question.choices:
+            raise NotAChoiceError(f"the answer must be one of {', '.join(question.choices)}")
+        question.answer = answer.answer
+        if not self._settle(turn):
+            raise UnknownNameError("the question is gone")
+
+    # What Hermes does.
+
+    def find(self, message_id: str) -> Turn | None:
+        return self._ledger.find(message_id)
+
+    def owner(self, chat_id: str, *message_ids: str | None) -> Turn | None:
+        """The turn that something sent to a chat belongs to; None if it is over.
+
+        A name given counts more than the chat: what a stopped turn still says must not
+        appear in the turn after it, nor what one chat's agent sends to another chat.
+        """
+        for message_id in filter(None, message_ids):
+            turn = self._ledger.find(message_id)
+            if turn is not None and turn.chat_id == chat_id:
+                return turn
+            if self._ledger.knows(message_id):
+                return None
+        return self._ledger.running(chat_id)
+
+    def emit(self, turn: Turn, callback: Callback | None) -> None:
+        if callback is not None and not turn.cancelled:
+            self._post(turn, callback)
+
+    def notice(self, turn: Turn, text: str) -> None:
+        self.emit(turn, turn.callback(Notice(), redact(text)))
+
+    def push(self, chat_id: str, text: str, body: Body | None = None) -> bool:
+        """Says something outside of any turn; False if nobody is known to say it to."""
+        turn = self._ledger.last(chat_id)
+        if turn is None:
+            return False
+        self._post(turn, turn.callback(body or Push(), text))
+        return True
+
+    def ask(self, turn: Turn, question: Question, text: str) -> None:
+        turn.questions[question.question_id] = question
+        kind = Approval if question.approval else Clarify
+        self.emit(turn, turn.callback(kind(question.question_id, question.choices), text))
+
+    def approval_expired(self, turn: Turn) -> None:
+        """Hermes gave the oldest approval up (its own timeout)."""
+        if oldest := next(_approvals(turn), None):
+            del turn.questions[oldest.question_id]
+        self._settle(turn)
+
+    def finish(self, turn: Turn, failure: TurnFailure | None = None) -> None:
+        """Ends the turn; whoever comes second does nothing."""
+        if failure is not None and turn.failure is None:
+            turn.failure = failure
+        final = self._ledger.finish(turn)
+        if final is None:
+            return
+        self._post(turn, final)
+        remove(turn.files)
+
+    async def close(self) -> None:
+        """Gives every message that is left its final."""
+        for turn in self._ledger.unfinished():
+            self.finish(turn, Interrupted("Hermes was stopped") if turn.started else Draining())
+        await self._chats.close()
+        for task in self._stops:
+            task.cancel()
+        await asyncio.gather(*self._stops, return_exceptions=True)
+
+    async def _run(self, turn: Turn) -> None:
+        failure: TurnFailure | None = None
+        try:
+            await self._until_free(turn)
+            if self._gateway.state() == "draining":
+                failure = Draining()
+            elif not turn.cancelled:
+                turn.started = True
+                await self._gateway.start(turn)
+                await self._until_ended(turn)
+        except Exception:
+            log.exception("the turn of message %s failed", turn.message_id)
+            failure = InternalFailure()
+        finally:
+            self.finish(turn, failure)
+
+    async def _until_free(self, turn: Turn) -> None:
+        # A second message into a busy session would interrupt it and be answered under
+        # the first one's name (base.py:4762), so the session must have been left.
+        while self._gateway.busy(turn) and not turn.cancelled:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(_POLL)
+
+    async def _until_ended(self, turn: Turn) -> None:
+        """Returns when the turn has ended, or when Hermes no longer knows of it."""
+        idle = 0
+        while not turn.ended.is_set() and idle < _LOST_AFTER:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(turn.ended.wait(), 1.0)
+            idle = 0 if self._gateway.busy(turn) else idle + 1
+
+    async def _stop(self, turn: Turn) -> None:
+        # A /stop into a session that has not begun would run as a message of its own.
+        while not (self._gateway.busy(turn) or turn.ended.is_set()):  # noqa: ASYNC110
+            await asyncio.sleep(_POLL)
+        if not turn.ended.is_set():
+            await self._gateway.stop(turn)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(turn.ended.wait(), _STOP_TAKES)
+        self.finish(turn)
+
+    def _settle(self, turn: Turn) -> bool:
+        """Passes on the answers there are. Hermes takes them oldest first (approval.py:2097),
+        so an answer to a later approval waits for the earlier one's."""
+        for question in list(_approvals(turn)):
+            if not question.answer:
+                return True
+            del turn.questions[question.question_id]
+            if not self._gateway.approve(question.session_key, question.answer):
+                return False
+        return True
+
+    def _post(self, turn: Turn, callback: Callback) -> None:
+        self._outbox.put(Parcel(turn.inbound.callback_url, callback, turn.numbers))
+
+
+def _approvals(turn: Turn) -> Iterator[Question]:
+    return (question for question in turn.questions.values() if question.approval)

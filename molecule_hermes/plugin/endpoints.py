@@ -1,0 +1,103 @@
+"""The plugin's HTTP side: authenticate, parse, hand over."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from molecule_hermes.errors import Busy
+from molecule_hermes.plugin.desk import Desk, NotAChoiceError, UnknownNameError
+from molecule_hermes.wire import (
+    ANSWER_PATH,
+    CANCEL_PATH,
+    HEALTH_PATH,
+    INBOUND_PATH,
+    SECRET_HEADER,
+    Answer,
+    Cancel,
+    Inbound,
+    WireError,
+)
+
+__all__ = ["application"]
+
+log = logging.getLogger(__name__)
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def application(desk: Desk, *, secret: str, max_body: int) -> web.Application:
+    app = web.Application(middlewares=[_guard(secret)], client_max_size=max_body)
+    endpoints = _Endpoints(desk)
+    app.router.add_get(HEALTH_PATH, endpoints.health)
+    app.router.add_post(INBOUND_PATH, endpoints.inbound)
+    app.router.add_post(CANCEL_PATH, endpoints.cancel)
+    app.router.add_post(ANSWER_PATH, endpoints.answer)
+    return app
+
+
+class _Endpoints:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def health(self, request: web.Request) -> web.Response:
+        ready = self._desk.state() == "ready"
+        return web.json_response({"ok": True, "ready": ready, "active": self._desk.active})
+
+    async def inbound(self, request: web.Request) -> web.Response:
+        inbound = Inbound.parse(await request.read())
+        # A message that is known is answered even while draining: its sender only asks again.
+        if self._desk.knows(inbound.message_id):
+            return web.json_response({"ok": True, "duplicate": True}, status=202)
+        if (state := self._desk.state()) != "ready":
+            return _refused(503, "draining", f"Hermes is {state}", retry_after=1)
+        if not self._desk.accept(inbound):
+            return web.json_response({"ok": True, "duplicate": True}, status=202)
+        return web.json_response({"ok": True}, status=202)
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        self._desk.cancel(Cancel.parse(await request.read()).message_id)
+        return web.json_response({"ok": True})
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self._desk.answer(Answer.parse(await request.read()))
+        return web.json_response({"ok": True})
+
+
+def _guard(secret: str) -> Middleware:
+    """Every answer is JSON, and nothing is read before the secret is."""
+    expected = secret.encode()
+
+    @web.middleware
+    async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        given = request.headers.get(SECRET_HEADER, "").encode("utf-8", "surrogateescape")
+        if expected and request.path != HEALTH_PATH and not hmac.compare_digest(given, expected):
+            return _refused(401, "auth", f"the header {SECRET_HEADER} is wrong or missing")
+        return await _answered(request, handler)
+
+    return guard
+
+
+async def _answered(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except (WireError, NotAChoiceError) as error:
+        return _refused(400, "bad_request", str(error))
+    except UnknownNameError as error:
+        return _refused(404, "not_found", str(error))
+    except Busy as error:
+        return _refused(429, error.kind, error.message, retry_after=1)
+    except web.HTTPRequestEntityTooLarge:
+        return _refused(413, "too_large", "the body is larger than the plugin takes")
+    except web.HTTPException as error:
+        return _refused(error.status, "bad_request", error.reason)
+
+
+def _refused(status: int, kind: str, message: str, retry_after: int | None = None) -> web.Response:
+    headers = {"Retry-After": str(retry_after)} if retry_after else None
+    body = {"ok": False, "kind": kind, "error": message}
+    return web.json_response(body, status=status, headers=headers)

@@ -1,0 +1,160 @@
+"""Hermes's hooks, read as what they mean for a turn.
+
+Hermes calls hooks from its worker threads, in the context of the message they work on. Each is
+boiled down there and applied on the event loop, in order: a turn's hooks are all applied before
+its end is (both go through `call_soon_threadsafe`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias
+
+from molecule_hermes.errors import redact
+from molecule_hermes.plugin.desk import Desk
+from molecule_hermes.plugin.ledger import Turn
+from molecule_hermes.plugin.settings import PLATFORM
+from molecule_hermes.wire import Spent, Tool
+
+__all__ = ["Effect", "Hooks", "Listener", "current_message_id"]
+
+Effect: TypeAlias = Callable[[Desk, Turn], None]
+
+_PREVIEW = 200
+
+
+class Listener(Protocol):
+    def heard(self, message_id: str, effect: Effect) -> None:
+        """Called from any thread."""
+
+
+def current_message_id() -> str:
+    """The message that this thread or task works on; empty outside of a turn."""
+    from gateway.session_context import get_session_env
+
+    return str(get_session_env("HERMES_SESSION_MESSAGE_ID") or "")
+
+
+class Hooks:
+    """Registered once with Hermes; adapters come and go."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Listener] = []
+
+    def register(self, ctx: Any) -> None:
+        for name, read in _READERS.items():
+            ctx.register_hook(name, functools.partial(self._called, read))
+
+    def attach(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    def detach(self, listener: Listener) -> None:
+        with contextlib.suppress(ValueError):
+            self._listeners.remove(listener)
+
+    def _called(self, read: Callable[[Mapping[str, Any]], Effect | None], **given: Any) -> None:
+        message_id = current_message_id()
+        # A subagent runs in its parent's context, under the platform "subagent"
+        # (tools/delegate_tool.py:1382): what it says is not the turn's answer.
+        if not message_id or given.get("platform", PLATFORM) != PLATFORM:
+            return
+        effect = read(given)
+        if effect is None:
+            return
+        for listener in list(self._listeners):
+            listener.heard(message_id, effect)
+
+
+def _began(given: Mapping[str, Any]) -> Effect:
+    def effect(desk: Desk, turn: Turn) -> None:
+        turn.agent_ran = True
+
+    return effect
+
+
+def _answered(given: Mapping[str, Any]) -> Effect:
+    text = str(given.get("assistant_response") or "")
+    return lambda desk, turn: turn.answered(text)
+
+
+def _model_called(given: Mapping[str, Any]) -> Effect:
+    spent = _spent(given)
+    return lambda desk, turn: turn.model_called(spent)
+
+
+def _model_failed(given: Mapping[str, Any]) -> Effect:
+    error = given.get("error")
+    text = str(error.get("message") or "") if isinstance(error, Mapping) else ""
+    status = given.get("status_code")
+    code = status if isinstance(status, int) else None
+    return lambda desk, turn: turn.model_failed(text or str(given.get("reason") or ""), code)
+
+
+def _session_ended(given: Mapping[str, Any]) -> Effect | None:
+    if not given.get("interrupted"):
+        return None
+
+    def effect(desk: Desk, turn: Turn) -> None:
+        turn.interrupted = True
+
+    return effect
+
+
+def _tool_began(given: Mapping[str, Any]) -> Effect:
+    tool = Tool(str(given.get("tool_name") or "tool")[:_PREVIEW], "start", _preview(given))
+    return lambda desk, turn: desk.emit(turn, turn.callback(tool))
+
+
+def _tool_ended(given: Mapping[str, Any]) -> Effect:
+    took = given.get("duration_ms")
+    seconds = max(0.0, took / 1000) if isinstance(took, int | float) else None
+    tool = Tool(
+        str(given.get("tool_name") or "tool")[:_PREVIEW],
+        "end",
+        _preview(given),
+        duration=seconds,
+        ok=given.get("status") == "ok",
+    )
+    return lambda desk, turn: desk.emit(turn, turn.callback(tool))
+
+
+def _approval_answered(given: Mapping[str, Any]) -> Effect | None:
+    if given.get("choice") != "timeout":
+        return None
+    return lambda desk, turn: desk.approval_expired(turn)
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], Effect | None]] = {
+    "pre_llm_call": _began,
+    "post_llm_call": _answered,
+    "post_api_request": _model_called,
+    "api_request_error": _model_failed,
+    "on_session_end": _session_ended,
+    "pre_tool_call": _tool_began,
+    "post_tool_call": _tool_ended,
+    "post_approval_response": _approval_answered,
+}
+
+
+def _preview(given: Mapping[str, Any]) -> str:
+    """What the tool is called with, on one line."""
+    arguments = given.get("args")
+    if not isinstance(arguments, Mapping) or not arguments:
+        return ""
+    first = next(iter(arguments.values()))
+    text = first if isinstance(first, str) else json.dumps(arguments, default=str)
+    text = redact(" ".join(text[: 10 * _PREVIEW].split()))
+    return text if len(text) <= _PREVIEW else text[: _PREVIEW - 1] + "…"
+
+
+def _spent(given: Mapping[str, Any]) -> Spent | None:
+    usage = given.get("usage")
+    if not isinstance(usage, Mapping):
+        return None
+    total, prompt, output = (
+        int(usage.get(name) or 0) for name in ("total_tokens", "prompt_tokens", "output_tokens")
+    )
+    return Spent(prompt, output, total, str(given.get("response_model") or given.get("model")))

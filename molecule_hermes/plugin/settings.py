@@ -1,0 +1,140 @@
+"""What the plugin is told, and what Hermes must be told for the plugin to work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from molecule_hermes.wire import DEFAULT_PLATFORM_PORT, MAX_BODY_BYTES, MAX_FILE_BYTES
+
+__all__ = ["ENTRY_POINT", "PLATFORM", "PluginSettings", "enabled_by_env", "hermes_settings"]
+
+ENTRY_POINT = "molecule-a2a"
+# An underscore: Hermes's `/api/platforms/NAME/events` turns `-` into `_`.
+PLATFORM = "molecule_a2a"
+
+_HOST = "MOLECULE_A2A_PLATFORM_HOST"
+_PORT = "MOLECULE_A2A_PLATFORM_PORT"
+_SECRET = "MOLECULE_A2A_PLATFORM_SHARED_SECRET"  # noqa: S105 - the name of a variable
+_ENABLED = "MOLECULE_A2A_PLATFORM_ENABLED"
+
+
+@dataclass(frozen=True, slots=True)
+class PluginSettings:
+    """From `platforms.molecule_a2a.extra` in config.yaml; the environment fills what is not there.
+
+    `from_extra` raises ValueError in one line that names the setting.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PLATFORM_PORT
+    secret: str = field(default="", repr=False)
+    max_body: int = MAX_BODY_BYTES
+    max_file: int = MAX_FILE_BYTES
+    max_chats: int = 1024
+    max_waiting: int = 64
+    retry_for: float = 60.0
+    flush_for: float = 4.0
+
+    @classmethod
+    def from_extra(cls, extra: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Self:
+        env = os.environ if env is None else env
+        defaults = cls()
+        given: dict[str, Any] = {
+            "host": str(extra.get("host") or env.get(_HOST) or defaults.host),
+            "port": _port(extra.get("port") or env.get(_PORT) or defaults.port),
+            "secret": str(extra.get("secret") or env.get(_SECRET) or ""),
+        }
+        numbers = ("max_body", "max_file", "max_chats", "max_waiting", "retry_for", "flush_for")
+        for name in numbers:
+            if name in extra:
+                given[name] = _positive(name, extra[name], type(getattr(defaults, name)))
+        return cls(**given)
+
+
+def enabled_by_env() -> dict[str, Any] | None:
+    """Hermes asks this whether to run the platform without a stanza in config.yaml.
+
+    The mark carries no host and no port: Hermes lays it over the stanza (gateway/config.py:2509),
+    and config.yaml must win over the environment.
+    """
+    wanted = os.environ.get(_ENABLED, "").strip().lower()
+    if wanted in {"false", "0", "no", "off"}:
+        return None
+    if wanted or os.environ.get(_PORT, "").strip():
+        return {"enabled_by_env": True}
+    return None
+
+
+def hermes_settings(
+    host: str = "127.0.0.1",
+    port: int = DEFAULT_PLATFORM_PORT,
+    *,
+    approvals: str = "manual",
+    approval_timeout: int = 300,
+    drain_timeout: int = 20,
+) -> dict[str, Any]:
+    """The keys of Hermes's config.yaml that the plugin needs, to be merged over the operator's.
+
+    The secret is not among them: it belongs in the environment.
+    """
+    return {
+        "plugins": {"enabled": [ENTRY_POINT]},
+        "platforms": {PLATFORM: _stanza(host, port)},
+        # Without a cursor a draft is the text itself; 20 frames a second are enough.
+        "streaming": {
+            "enabled": True,
+            "transport": "auto",
+            "cursor": "",
+            "edit_interval": 0.05,
+            "buffer_threshold": 1,
+        },
+        "display": {"platforms": {PLATFORM: _display()}},
+        "approvals": {"mode": approvals, "timeout": approval_timeout},
+        "agent": {
+            # Unset, SIGTERM cuts a running turn without a reply.
+            "restart_drain_timeout": drain_timeout,
+            # Unset, an unclean exit runs every recent session again, unprompted.
+            "gateway_auto_continue_freshness": 0.01,
+        },
+        # Else undelivered replies come again after a restart as "♻️ Recovered reply…".
+        "gateway": {"delivery_ledger": False},
+        # Else the first peer is offered to have a profile of it kept, and config.yaml is rewritten.
+        "onboarding": {"profile_build": "off"},
+        # Else the first turn may run a `pip install` of its own.
+        "security": {"allow_lazy_installs": False},
+    }
+
+
+def _stanza(host: str, port: int) -> dict[str, Any]:
+    # Without a home channel every new chat gets a notice about /sethome. A home channel whose
+    # platform is not this one drops the whole stanza without a word.
+    home = {"platform": PLATFORM, "chat_id": "home", "name": "home"}
+    return {"enabled": True, "home_channel": home, "extra": {"host": host, "port": port}}
+
+
+def _display() -> dict[str, Any]:
+    # The plugin reports tools itself, from hooks; Hermes's own bubbles would say it twice.
+    return {"streaming": True, "tool_progress": "off", "show_reasoning": False}
+
+
+def _port(value: object) -> int:
+    try:
+        port = int(str(value))
+    except ValueError:
+        port = 0
+    if not 1 <= port <= 65535 or isinstance(value, bool):
+        raise ValueError(f"port {value!r} of {PLATFORM} must be a number from 1 to 65535 ({_PORT})")
+    return port
+
+
+def _positive(name: str, value: object, kind: type[int] | type[float]) -> int | float:
+    try:
+        number = kind(str(value))
+    except ValueError:
+        number = kind(0)
+    if number <= 0 or isinstance(value, bool):
+        raise ValueError(f"{name} {value!r} of {PLATFORM} must be a number above 0")
+    return number

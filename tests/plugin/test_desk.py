@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from molecule_hermes.plugin.desk import Desk, NotAChoiceError, UnknownNameError
+from molecule_hermes.plugin.ledger import Ledger, Question, Turn
+from molecule_hermes.plugin.outbox import Outbox, Parcel
+from molecule_hermes.wire import Answer, Approval, Callback, Final, Inbound, Notice, Push
+
+
+class FakeOutbox(Outbox):
+    def __init__(self) -> None:
+        super().__init__()
+        self.callbacks: list[Callback] = []
+
+    def put(self, parcel: Parcel) -> None:
+        self.callbacks.append(parcel.callback)
+
+
+class FakeGateway:
+    """Hermes, as far as the desk sees it: it works on one turn of a chat until told."""
+
+    def __init__(self) -> None:
+        self.phase: Literal["ready", "starting", "draining"] = "ready"
+        self.working: set[str] = set()
+        self.started: asyncio.Queue[Turn] = asyncio.Queue()
+        self.stopped: list[str] = []
+        self.approvals: list[tuple[str, str]] = []
+        self.pending = 9
+        self.crash = False
+
+    def state(self) -> Literal["ready", "starting", "draining"]:
+        return self.phase
+
+    def busy(self, turn: Turn) -> bool:
+        return turn.chat_id in self.working
+
+    async def start(self, turn: Turn) -> None:
+        if self.crash:
+            raise RuntimeError("no")
+        self.working.add(turn.chat_id)
+        self.started.put_nowait(turn)
+
+    async def stop(self, turn: Turn) -> None:
+        self.stopped.append(turn.message_id)
+        self.working.discard(turn.chat_id)
+
+    def approve(self, session_key: str, choice: str) -> bool:
+        self.approvals.append((session_key, choice))
+        self.pending -= 1
+        return self.pending >= 0
+
+    def clarify(self, question_id: str, answer: str) -> bool:
+        return question_id != "gone"
+
+
+class Room:
+    def __init__(self) -> None:
+        self.gateway = FakeGateway()
+        self.outbox = FakeOutbox()
+        self.desk = Desk(self.gateway, Ledger(), self.outbox)
+
+    def say(self, message_id: str, chat: str = "c") -> bool:
+        return self.desk.accept(Inbound(chat, "p", message_id, "http://127.0.0.1:1/", "hi"))
+
+    async def started(self) -> Turn:
+        return await asyncio.wait_for(self.gateway.started.get(), 5)
+
+    def end(self, turn: Turn, answer: str = "done") -> None:
+        turn.answered(answer)
+        self.desk.finish(turn)
+        self.gateway.working.discard(turn.chat_id)
+
+    def finals(self) -> list[tuple[str, str]]:
+        return [
+            (c.reply_to, c.body.error.kind if c.body.error else c.body.status)
+            for c in self.outbox.callbacks
+            if isinstance(c.body, Final)
+        ]
+
+
+@pytest.fixture
+async def room() -> AsyncIterator[Room]:
+    made = Room()
+    yield made
+    await made.desk.close()
+
+
+async def ended(turn: Turn) -> None:
+    await asyncio.wait_for(turn.ended.wait(), 15)
+
+
+async def test_the_next_message_waits_until_hermes_has_left_the_chat(room: Room) -> None:
+    room.say("1")
+    room.say("2")
+    room.say("x", "other")
+    first = await room.started()
+    assert (await room.started()).message_id == "x"
+    first.answered("done")
+    room.desk.finish(first)
+    # Ended, but Hermes still holds the session.
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(room.gateway.started.get(), 0.1)
+    room.gateway.working.discard("c")
+    assert (await room.started()).message_id == "2"
+
+
+async def test_a_turn_hermes_forgot_is_ended(room: Room) -> None:
+    room.say("1")
+    turn = await room.started()
+    room.gateway.working.clear()
+    await ended(turn)
+    assert room.finals() == [("1", "interrupted")]
+
+
+async def test_a_turn_that_cannot_start_fails_and_the_next_one_runs(room: Room) -> None:
+    room.gateway.crash = True
+    room.say("1")
+    turn = room.desk.find("1")
+    assert turn is not None
+    await ended(turn)
+    room.gateway.crash = False
+    room.say("2")
+    room.end(await room.started())
+    assert room.finals() == [("1", "internal"), ("2", "completed")]
+
+
+async def test_while_draining_nothing_new_is_started(room: Room) -> None:
+    room.say("1")
+    room.say("2")
+    first = await room.started()
+    second = room.desk.find("2")
+    assert second is not None
+    room.gateway.phase = "draining"
+    room.end(first)
+    await ended(second)
+    assert room.finals() == [("1", "completed"), ("2", "draining")]
+
+
+async def test_closing_ends_every_message(room: Room) -> None:
+    room.say("1")
+    room.say("2")
+    await room.started()
+    await room.desk.close()
+    assert room.finals() == [("1", "interrupted"), ("2", "draining")]
+    assert room.desk.active == 0
+
+
+async def test_cancel_before_hermes_has_begun_does_not_reach_hermes(room: Room) -> None:
+    room.gateway.working.add("c")  # a turn of Hermes's own
+    room.say("1")
+    turn = room.desk.find("1")
+    assert turn is not None
+    await asyncio.sleep(0)
+    room.desk.cancel("1")
+    await ended(turn)
+    assert room.finals() == [("1", "canceled")]
+    with pytest.raises(UnknownNameError):
+        room.desk.cancel("1")
+
+
+async def test_cancel_stops_hermes_and_what_is_said_then_is_not_told(room: Room) -> None:
+    room.say("1")
+    turn = await room.started()
+    room.desk.cancel("1")
+    room.desk.cancel("1")
+    room.desk.notice(turn, "⚡ Stopped")
+    turn.answered("too late")
+    room.desk.finish(turn)
+    await asyncio.wait_for(room.desk.close(), 5)
+    assert [c.body for c in room.outbox.callbacks] == [Final("canceled")]
+
+
+async def test_files_of_a_message_go_with_it(room: Room, tmp_path: Path) -> None:
+    room.say("1")
+    turn = await room.started()
+    file = tmp_path / "attached"
+    file.write_bytes(b"x")
+    turn.files.append(file)
+    room.end(turn)
+    assert not file.exists()
+
+
+async def test_what_is_sent_belongs_to_the_message_it_names(room: Room) -> None:
+    room.say("1")
+    first = await room.started()
+    room.say("2")
+    room.say("9", "other")
+    await room.started()
+    owner = room.desk.owner
+    assert owner("c") is first
+    assert owner("c", "1") is first
+    assert owner("c", "", "1") is first
+    assert owner("nowhere") is None
+    # Sent to another chat from within a turn: not that chat's turn.
+    assert owner("other", "1") is None
+    room.end(first)
+    second = await room.started()
+    # A stopped turn that still speaks.
+    assert owner("c", "1") is None
+    assert owner("c", "2") is second
+    assert owner("c", None, None) is second
+
+
+async def test_a_push_comes_after_the_final_and_is_none(room: Room) -> None:
+    assert not room.desk.push("c", "nobody is here")
+    room.say("1")
+    room.end(await room.started())
+    assert room.desk.push("c", "the build is done")
+    assert [type(c.body) for c in room.outbox.callbacks] == [Final, Push]
+    assert room.outbox.callbacks[-1].reply_to == "1"
+
+
+async def test_notices_are_told_without_secrets(room: Room) -> None:
+    room.say("1")
+    room.desk.notice(await room.started(), "retrying with api_key=abcdefgh")
+    (callback,) = room.outbox.callbacks
+    assert (callback.body, callback.content) == (Notice(), "retrying with api_key=***")
+
+
+def approval(name: str) -> Question:
+    return Question(name, "session", ("once", "deny"), approval=True)
+
+
+async def test_answers_reach_the_approvals_in_hermess_order(room: Room) -> None:
+    room.say("1")
+    turn = await room.started()
+    for name in ("q1", "q2", "q3"):
+        room.desk.ask(turn, approval(name), "may I?")
+    assert [type(c.body) for c in room.outbox.callbacks] == [Approval] * 3
+    room.desk.answer(Answer("1", "q2", "deny"))
+    assert room.gateway.approvals == []
+    with pytest.raises(UnknownNameError):
+        room.desk.answer(Answer("1", "q2", "once"))
+    with pytest.raises(NotAChoiceError):
+        room.desk.answer(Answer("1", "q1", "always"))
+    room.desk.answer(Answer("1", "q1", "once"))
+    assert room.gateway.approvals == [("session", "once"), ("session", "deny")]
+    room.desk.approval_expired(turn)
+    with pytest.raises(UnknownNameError):
+        room.desk.answer(Answer("1", "q3", "once"))
+
+
+async def test_an_approval_hermes_gave_up_is_gone(room: Room) -> None:
+    room.say("1")
+    turn = await room.started()
+    room.gateway.pending = 0
+    room.desk.ask(turn, approval("q1"), "may I?")
+    with pytest.raises(UnknownNameError):
+        room.desk.answer(Answer("1", "q1", "once"))
+
+
+async def test_a_question_takes_any_text_once(room: Room) -> None:
+    room.say("1")
+    turn = await room.started()
+    for name in ("q1", "gone"):
+        room.desk.ask(turn, Question(name, "session", ("a", "b"), approval=False), "which?")
+    room.desk.answer(Answer("1", "q1", "neither"))
+    for name in ("q1", "gone", "never"):
+        with pytest.raises(UnknownNameError):
+            room.desk.answer(Answer("1", name, "a"))

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from molecule_hermes.plugin.desk import Desk
+from molecule_hermes.plugin.endpoints import application
+from molecule_hermes.plugin.ledger import Ledger
+from molecule_hermes.wire import HEALTH_PATH, INBOUND_PATH, SECRET_HEADER, Inbound
+from tests.plugin.test_desk import FakeGateway, FakeOutbox
+
+
+class Door:
+    def __init__(self) -> None:
+        self.gateway = FakeGateway()
+        self.desk = Desk(self.gateway, Ledger(max_waiting=2), FakeOutbox())
+        app = application(self.desk, secret="s3cret", max_body=2000)
+        self.client = TestClient(TestServer(app))
+
+    async def inbound(self, message_id: str) -> tuple[int, dict[str, Any], str | None]:
+        body = Inbound("c", "p", message_id, "http://127.0.0.1:1/", "hi").to_json()
+        headers = {SECRET_HEADER: "s3cret"}
+        async with self.client.post(INBOUND_PATH, json=body, headers=headers) as response:
+            return response.status, await response.json(), response.headers.get("Retry-After")
+
+
+@pytest.fixture
+async def door() -> AsyncIterator[Door]:
+    made = Door()
+    async with made.client:
+        yield made
+    await made.desk.close()
+
+
+@pytest.mark.parametrize("state", ["starting", "draining"])
+async def test_a_gateway_that_is_not_ready_says_when_to_come_back(door: Door, state: Any) -> None:
+    door.gateway.phase = state
+    status, body, retry_after = await door.inbound("1")
+    assert (status, body["kind"], retry_after) == (503, "draining", "1")
+    assert state in body["error"]
+    async with door.client.get(HEALTH_PATH) as response:
+        assert await response.json() == {"ok": True, "ready": False, "active": 0}
+
+
+async def test_a_full_queue_is_told(door: Door) -> None:
+    taken = [(await door.inbound(name))[0] for name in "1234"]
+    assert taken == [202, 202, 202, 429]
+    assert (await door.inbound("5"))[2] == "1"
+    async with door.client.get(HEALTH_PATH) as response:
+        assert (await response.json())["active"] == 3
+
+
+async def test_a_large_body_is_refused_before_it_is_parsed(door: Door) -> None:
+    headers = {SECRET_HEADER: "s3cret"}
+    async with door.client.post(INBOUND_PATH, data=b"x" * 3000, headers=headers) as response:
+        assert response.status == 413
+        assert (await response.json())["kind"] == "too_large"
+
+
+async def test_what_is_not_served_is_refused_in_json(door: Door) -> None:
+    headers = {SECRET_HEADER: "s3cret"}
+    async with door.client.get(INBOUND_PATH, headers=headers) as response:
+        assert (response.status, (await response.json())["ok"]) == (405, False)

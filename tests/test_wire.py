@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from molecule_hermes import wire
+from molecule_hermes.errors import FAILURES, RateLimited
+from molecule_hermes.wire import (
+    Answer,
+    Approval,
+    Attachment,
+    Callback,
+    Cancel,
+    Clarify,
+    Delta,
+    File,
+    Final,
+    Inbound,
+    Notice,
+    Origin,
+    Problem,
+    Push,
+    Spent,
+    Tool,
+    WireError,
+)
+
+PARSERS = (Inbound, Cancel, Answer, Callback)
+
+ids = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=256)
+labels = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=256)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
+urls = st.sampled_from(["http://127.0.0.1:8646/a2a/reply", "https://bridge.example/cb?x=1"])
+media_types = st.sampled_from(["text/plain", "application/pdf", "image/svg+xml"])
+blobs = st.binary(max_size=200)
+counts = st.integers(0, 2**53 - 1)
+choices = st.lists(texts, max_size=5).map(tuple)
+problems = st.builds(Problem, st.sampled_from(sorted(FAILURES)), texts, texts, st.booleans())
+spent = st.builds(Spent, counts, counts, counts, labels)
+bodies = st.one_of(
+    st.builds(Delta, st.booleans()),
+    st.builds(
+        Tool,
+        labels,
+        st.sampled_from(["start", "end"]),
+        texts,
+        st.none() | st.floats(0, 1e6),
+        st.none() | st.booleans(),
+    ),
+    st.just(Notice()),
+    st.just(Push()),
+    st.builds(File, labels, media_types, blobs),
+    st.builds(File, labels, media_types, st.none(), urls),
+    st.builds(Approval, ids, choices),
+    st.builds(Clarify, ids, choices),
+    st.builds(
+        Final,
+        st.sampled_from(["completed", "failed", "canceled"]),
+        st.none() | problems,
+        st.none() | spent,
+        st.booleans(),
+    ),
+)
+values = st.one_of(
+    st.builds(
+        Inbound,
+        chat_id=ids,
+        peer_id=ids,
+        message_id=ids,
+        callback_url=urls,
+        content=texts,
+        peer_name=labels,
+        attachments=st.lists(st.builds(Attachment, labels, media_types, blobs), max_size=3).map(
+            tuple
+        ),
+        metadata=st.builds(Origin, labels, labels, labels),
+    ),
+    st.builds(Cancel, ids),
+    st.builds(Answer, ids, ids, texts),
+    st.builds(Callback, ids, ids, texts, bodies, st.none() | counts),
+)
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner),
+    max_leaves=10,
+)
+
+
+@given(values)
+def test_what_is_written_is_read_back(value: Any) -> None:
+    body = json.dumps(value.to_json())
+    assert type(value).parse(body) == value
+    assert type(value).parse(body.encode()) == value
+    assert type(value).parse(json.loads(body)) == value
+
+
+@given(st.binary(max_size=300) | st.text(max_size=300) | junk)
+def test_anything_parses_or_raises_the_wire_error(data: Any) -> None:
+    for parser in PARSERS:
+        _parses_or_refuses(parser, data)
+
+
+@given(values, st.data())
+def test_a_body_with_one_part_spoilt_parses_or_raises_the_wire_error(
+    value: Any, data: st.DataObject
+) -> None:
+    body = json.loads(json.dumps(value.to_json()))
+    _spoil(body, data)
+    for parser in PARSERS:
+        _parses_or_refuses(parser, body)
+
+
+def _spoil(body: dict[str, Any], data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(body)))
+    inner = body[name]
+    if isinstance(inner, dict) and inner and data.draw(st.booleans()):
+        _spoil(inner, data)
+    else:
+        body[name] = data.draw(junk)
+
+
+def _parses_or_refuses(parser: Any, data: Any) -> None:
+    try:
+        value = parser.parse(data)
+    except WireError as error:
+        assert str(error)
+    else:
+        assert parser.parse(value.to_json()) == value
+
+
+def inbound(**over: Any) -> dict[str, Any]:
+    body = {
+        "chat_id": "c",
+        "peer_id": "p",
+        "message_id": "m",
+        "callback_url": "http://127.0.0.1:1/x",
+        "content": "hi",
+    }
+    return {**body, **over}
+
+
+@pytest.mark.parametrize(
+    ("over", "field"),
+    [
+        ({"chat_id": ""}, "chat_id"),
+        ({"chat_id": "x" * 257}, "chat_id"),
+        ({"chat_id": "a\nb"}, "chat_id"),
+        ({"message_id": True}, "message_id"),
+        ({"message_id": 7}, "message_id"),
+        ({"peer_id": None}, "peer_id"),
+        ({"peer_id": "\u2028"}, "peer_id"),
+        ({"content": None}, "content"),
+        ({"content": "\ud800"}, "content"),
+        ({"callback_url": "ftp://x/y"}, "callback_url"),
+        ({"callback_url": "http://"}, "callback_url"),
+        ({"callback_url": "http://h:99999/"}, "callback_url"),
+        ({"callback_url": "http://[::1/"}, "callback_url"),
+        ({"callback_url": "http://a b/"}, "callback_url"),
+        ({"callback_url": "/a2a/reply"}, "callback_url"),
+        ({"attachments": {}}, "attachments"),
+        ({"attachments": [{}] * 17}, "attachments"),
+        ({"attachments": [{"name": "x"}]}, "attachment"),
+        ({"attachments": ["x"]}, "attachment"),
+        ({"metadata": [1]}, "metadata"),
+        ({"metadata": {"a2a_task_id": 1}}, "a2a_task_id"),
+    ],
+)
+def test_a_bad_message_is_refused_by_the_name_of_its_field(over: Any, field: str) -> None:
+    with pytest.raises(WireError, match=field):
+        Inbound.parse(inbound(**over))
+
+
+def test_an_attachment_over_the_limit_is_refused() -> None:
+    data = base64.b64encode(bytes(wire.MAX_FILE_BYTES + 3)).decode()
+    attachment = {"name": "x", "media_type": "text/plain", "data": data}
+    with pytest.raises(WireError, match=r"attachment\.data"):
+        Inbound.parse(inbound(attachments=[attachment]))
+
+
+def test_unknown_keys_and_nulls_are_left_aside() -> None:
+    parsed = Inbound.parse(inbound(new="thing", attachments=None, metadata=None, peer_name=None))
+    assert parsed == Inbound("c", "p", "m", "http://127.0.0.1:1/x", "hi")
+
+
+def test_a_callback_without_a_type_is_the_answer() -> None:
+    absent: tuple[dict[str, Any], ...] = ({}, {"metadata": None}, {"metadata": {"notify": True}})
+    for metadata in absent:
+        callback = Callback.parse({"content": "done", "reply_to": "m", **metadata})
+        assert callback == Callback("", "m", "done", Final("completed"), None)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"type": "dlta"},
+        {"type": 1},
+        {"type": "delta", "seq": True},
+        {"type": "delta", "seq": -1},
+        {"type": "delta", "replace": "yes"},
+        {"type": "tool", "tool": "t"},
+        {"type": "tool", "tool": "t", "phase": "middle"},
+        {"type": "tool", "tool": "t", "phase": "end", "duration": True},
+        {"type": "tool", "tool": "t", "phase": "end", "duration": -1},
+        {"type": "tool", "tool": "t", "phase": "end", "ok": 1},
+        {"type": "file", "name": "n", "media_type": "text/plain"},
+        {"type": "file", "name": "n", "media_type": "text/plain", "data": "*"},
+        {"type": "file", "name": "n", "media_type": "text", "data": ""},
+        {"type": "file", "name": "n", "media_type": "a/b", "data": "", "url": "http://x/"},
+        {"type": "approval", "choices": []},
+        {"type": "approval", "question_id": "q", "choices": [1]},
+        {"type": "final", "status": "done"},
+        {"type": "final", "status": "failed", "error": "oh"},
+        {"type": "final", "status": "completed", "usage": {"input_tokens": 1.5}},
+    ],
+)
+def test_a_bad_callback_is_refused(metadata: Any) -> None:
+    with pytest.raises(WireError):
+        Callback.parse({"chat_id": "c", "content": "", "reply_to": "m", "metadata": metadata})
+
+
+@pytest.mark.parametrize("missing", ["reply_to", "content"])
+def test_a_callback_needs_its_message_and_its_content(missing: str) -> None:
+    body = {"chat_id": "c", "content": "x", "reply_to": "m"}
+    del body[missing]
+    with pytest.raises(WireError, match=missing):
+        Callback.parse(body)
+
+
+@pytest.mark.parametrize("body", [b"", b"NaN", b"[]", b"1", b"[" * 100_000, b"\xff", "\ud800"])
+def test_what_is_no_json_object_is_refused(body: Any) -> None:
+    with pytest.raises(WireError):
+        wire.decode(body)
+
+
+def test_a_failure_survives_the_wire() -> None:
+    failure = Problem.of(RateLimited("slow down")).failure()
+    assert (type(failure), failure.message, failure.retryable) == (RateLimited, "slow down", True)
+
+
+def test_the_surface_is_deliberate() -> None:
+    assert wire.SECRET_HEADER == "X-Molecule-A2A-Secret"
+    assert (wire.DEFAULT_PLATFORM_PORT, wire.DEFAULT_CALLBACK_PORT) == (8645, 8646)
+    assert all(hasattr(wire, name) for name in wire.__all__)
