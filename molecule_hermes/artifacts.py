@@ -74,8 +74,10 @@ class ReplyArtifact:
                 await self._send("".join(self._take()))
 
     async def finish(self, text: str) -> None:
-        """The last chunk: after it the artifact's text is `text`."""
+        """The last chunk: after it the artifact's text is `text`. No text needs no artifact."""
         async with self._sending:
+            if not text and not self._exists and not self._pending:
+                return
             rest = "".join(self._take())
             if "".join(self._sent) == text:
                 await self._send(rest, last=True)

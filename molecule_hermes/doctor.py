@@ -14,9 +14,9 @@ import httpx
 from molecule_hermes.client import connect, fetch_card, message
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import BridgeError, StartError, TurnFailure
-from molecule_hermes.gateway import port_owner
 from molecule_hermes.hermes_home import HermesHome
 from molecule_hermes.launch import api_key_for
+from molecule_hermes.ports import listens, port_owner
 from molecule_hermes.transports.chat import ChatTransport
 
 __all__ = ["Finding", "examine"]
@@ -105,13 +105,7 @@ async def _ports(settings: Settings, url: str) -> str:
 
 
 def _listener(port: int) -> str:
-    import socket
-
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        if probe.connect_ex(("127.0.0.1", port)) != 0:
-            return "nobody listens"
-    return port_owner(port)
+    return port_owner(port) if listens("127.0.0.1", port) else "nobody listens"
 
 
 async def _hermes(settings: Settings) -> str:

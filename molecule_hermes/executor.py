@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from a2a.helpers import new_data_part, new_text_part
+from a2a.helpers import new_data_part, new_raw_part, new_text_part, new_url_part
 from a2a.server.agent_execution import AgentExecutor, RequestContext
 from a2a.server.events import EventQueue
 from a2a.server.tasks import TaskUpdater
@@ -37,6 +37,7 @@ from molecule_hermes.turns import (
     Cancelled,
     Completed,
     Failed,
+    FileProduced,
     Notice,
     TextDelta,
     ToolProgress,
@@ -178,6 +179,9 @@ class HermesAgentProxyExecutor(AgentExecutor):
                     case Notice():
                         await run.reply.flush()
                         await _working(run, event.text, {"notice": event.text})
+                    case FileProduced():
+                        await run.reply.flush()
+                        await _file(run, event)
                     case _:
                         return event
         raise Interrupted("the transport stopped without an end")
@@ -257,6 +261,16 @@ async def _working(run: _Run, text: str = "", data: dict[str, Any] | None = None
         parts = [new_text_part(text), new_data_part(data or {})]
         message = run.updater.new_agent_message(parts)
     await run.updater.update_status(TaskState.TASK_STATE_WORKING, message)
+
+
+async def _file(run: _Run, file: FileProduced) -> None:
+    """An artifact of its own for each file."""
+    if file.data is not None:
+        part = new_raw_part(file.data, media_type=file.media_type, filename=file.name)
+    else:
+        part = new_url_part(file.url, media_type=file.media_type, filename=file.name)
+    parts = [part, new_text_part(file.caption)] if file.caption else [part]
+    await run.updater.add_artifact(parts, name=file.name, last_chunk=True)
 
 
 def _describe(progress: ToolProgress) -> str:

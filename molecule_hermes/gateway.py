@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import logging
 import signal
-import socket
 import sys
 import time
 from collections import deque
@@ -24,7 +23,7 @@ from molecule_hermes.errors import StartError, Unreachable, redact
 from molecule_hermes.hermes_home import HermesHome
 from molecule_hermes.providers import ModelChoice
 
-__all__ = ["Gateway", "configure", "port_owner", "require_free_port"]
+__all__ = ["Gateway", "api_address", "configure"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,36 +75,6 @@ def api_address(settings: Settings) -> tuple[str, int]:
             "`up` runs its own Hermes on loopback; use `molecule-hermes serve` for a remote one",
         )
     return ("127.0.0.1" if host == "localhost" else host), parts.port or API_PORT
-
-
-def port_owner(port: int) -> str:
-    """Who listens on a port, as far as this user may know."""
-    try:
-        for connection in psutil.net_connections("tcp"):
-            listens = connection.status == psutil.CONN_LISTEN and connection.pid
-            if listens and connection.laddr and connection.laddr.port == port:
-                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
-    except psutil.Error:
-        pass
-    return "another process"
-
-
-def require_free_port(host: str, port: int, variable: str, example: str) -> None:
-    """Raises `StartError` naming the port, who holds it and the variable that moves it."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise port_taken(host, port, variable, example) from error
-
-
-def port_taken(host: str, port: int, variable: str, example: str) -> StartError:
-    return StartError(
-        f"port {port} on {host} is taken by {port_owner(port)}",
-        f"stop it, or choose another port: {variable}={example}",
-    )
 
 
 class Gateway:

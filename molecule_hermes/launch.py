@@ -16,8 +16,9 @@ from molecule_hermes import __version__
 from molecule_hermes.config import Settings, unknown_variables
 from molecule_hermes.demo_model import demo_model
 from molecule_hermes.errors import StartError
-from molecule_hermes.gateway import Gateway, api_address, configure, require_free_port
+from molecule_hermes.gateway import Gateway, api_address, configure
 from molecule_hermes.hermes_home import HermesHome
+from molecule_hermes.ports import require_free_port
 from molecule_hermes.providers import ModelChoice, choose_model, demo_choice, keys_that_are_set
 from molecule_hermes.server import Bridge
 from molecule_hermes.transports.chat import ChatTransport

@@ -27,10 +27,10 @@ from molecule_hermes.config import Settings, is_loopback
 from molecule_hermes.conversations import Conversations
 from molecule_hermes.errors import StartError
 from molecule_hermes.executor import HermesAgentProxyExecutor
-from molecule_hermes.gateway import port_taken
 from molecule_hermes.guards import BodyGuard, HostGuard, PeerTokens, refuse_peer
 from molecule_hermes.handler import BridgeRequestHandler, StoredContextBuilder
 from molecule_hermes.health import Check, Health
+from molecule_hermes.ports import port_taken
 from molecule_hermes.store import MemoryTaskStore
 from molecule_hermes.transports.base import Transport
 

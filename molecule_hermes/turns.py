@@ -16,7 +16,9 @@ __all__ = [
     "Cancelled",
     "Completed",
     "Failed",
+    "FileProduced",
     "Notice",
+    "Question",
     "TextDelta",
     "ToolProgress",
     "Turn",
@@ -58,6 +60,7 @@ class Usage:
     input_tokens: int = 0
     output_tokens: int = 0
     total_tokens: int = 0
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,27 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
+class FileProduced:
+    """A file the agent delivers: its bytes, or where it is."""
+
+    name: str
+    media_type: str
+    data: bytes | None = None
+    url: str = ""
+    caption: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Hermes asks before it goes on; an approval takes one of the choices."""
+
+    question_id: str
+    kind: Literal["approval", "clarify"]
+    text: str
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Completed:
     text: str
     usage: Usage = field(default_factory=Usage)
@@ -100,8 +124,8 @@ class Cancelled:
     pass
 
 
-TurnEvent = TextDelta | ToolProgress | Notice | Completed | Failed | Cancelled
+TurnEvent = TextDelta | ToolProgress | Notice | FileProduced | Completed | Failed | Cancelled
 
 
-def is_last(event: TurnEvent) -> bool:
+def is_last(event: TurnEvent | Question) -> bool:
     return isinstance(event, Completed | Failed | Cancelled)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import uuid
 from collections.abc import Iterator
 from typing import Literal, Protocol
 
@@ -70,6 +71,8 @@ class Desk:
         self._outbox = outbox
         self._chats = Chats(ledger, self._run)
         self._stops: set[asyncio.Task[None]] = set()
+        self.instance = uuid.uuid4().hex
+        """Tells one life of Hermes from the next: what the last one had accepted is gone."""
 
     # What the bridge asks.
 

@@ -46,18 +46,21 @@ class _Endpoints:
 
     async def health(self, request: web.Request) -> web.Response:
         ready = self._desk.state() == "ready"
-        return web.json_response({"ok": True, "ready": ready, "active": self._desk.active})
+        health = {"ok": True, "ready": ready, "active": self._desk.active}
+        return web.json_response({**health, "instance": self._desk.instance})
 
     async def inbound(self, request: web.Request) -> web.Response:
         inbound = Inbound.parse(await request.read())
         # A message that is known is answered even while draining: its sender only asks again.
         if self._desk.knows(inbound.message_id):
-            return web.json_response({"ok": True, "duplicate": True}, status=202)
+            return self._accepted(duplicate=True)
         if (state := self._desk.state()) != "ready":
             return _refused(503, "draining", f"Hermes is {state}", retry_after=1)
-        if not self._desk.accept(inbound):
-            return web.json_response({"ok": True, "duplicate": True}, status=202)
-        return web.json_response({"ok": True}, status=202)
+        return self._accepted(duplicate=not self._desk.accept(inbound))
+
+    def _accepted(self, *, duplicate: bool) -> web.Response:
+        body: dict[str, object] = {"ok": True, "instance": self._desk.instance}
+        return web.json_response(body | ({"duplicate": True} if duplicate else {}), status=202)
 
     async def cancel(self, request: web.Request) -> web.Response:
         self._desk.cancel(Cancel.parse(await request.read()).message_id)

@@ -1,0 +1,191 @@
+"""Pending replies by message_id: what the plugin calls back, in order, to whoever waits.
+
+No I/O and no clock. A reply is registered before its message is sent, and forgotten when its turn
+is over; a callback for anybody else is stale.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Literal, Self
+
+from molecule_hermes.errors import Draining, EmptyReply, InternalFailure, TurnFailure
+from molecule_hermes.turns import (
+    Cancelled,
+    Completed,
+    Failed,
+    FileProduced,
+    Notice,
+    Question,
+    TextDelta,
+    ToolProgress,
+    TurnEvent,
+    Usage,
+    is_last,
+)
+from molecule_hermes.wire import (
+    Approval,
+    Callback,
+    Clarify,
+    Delta,
+    File,
+    Final,
+    Tool,
+)
+
+__all__ = ["Outcome", "Replies", "Reply", "event_of"]
+
+Outcome = Literal["taken", "duplicate", "stale"]
+Event = TurnEvent | Question
+
+MAX_EARLY = 1024
+"""Callbacks that may wait for an earlier one; beyond it the gap is given up."""
+
+
+class Reply:
+    """What one message's turn does, in the order of `seq`. Forgotten on exit."""
+
+    def __init__(self, replies: Replies, message_id: str) -> None:
+        self._replies = replies
+        self.message_id = message_id
+        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._early: dict[int, Event] = {}
+        self._next = 0
+        self.ended = False
+        self.final = False
+        """Whether Hermes itself ended the turn, so that it need not be told to stop."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._replies._forget(self)
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether something came that waits for an earlier callback."""
+        return bool(self._early)
+
+    async def next(self) -> Event | None:
+        """The next event, or None when `incomplete` became true meanwhile."""
+        return await self._events.get()
+
+    def say(self, notice: Notice) -> None:
+        """Something this side has to tell, outside of the count."""
+        if not self.ended:
+            self._put(notice)
+
+    def end(self, event: TurnEvent) -> None:
+        """Ends the reply from this side; what comes later is stale."""
+        if not self.ended:
+            self._put(event)
+
+    def give_up_gaps(self) -> None:
+        """Lets through what waits for callbacks that do not come."""
+        for seq in sorted(self._early):
+            if seq in self._early and not self.ended:
+                self._next = seq + 1
+                self._put(self._early.pop(seq))
+                self._put_those_in_order()
+
+    def take(self, callback: Callback) -> Outcome:
+        if self.ended:
+            return "stale"
+        event = event_of(callback)
+        self.final = self.final or isinstance(callback.body, Final)
+        if callback.seq is None:
+            self._put(event)
+            return "taken"
+        if callback.seq < self._next or callback.seq in self._early:
+            return "duplicate"
+        self._early[callback.seq] = event
+        self._put_those_in_order()
+        if len(self._early) > MAX_EARLY:
+            self.give_up_gaps()
+        elif self._early:
+            self._events.put_nowait(None)
+        return "taken"
+
+    def _put_those_in_order(self) -> None:
+        while self._next in self._early and not self.ended:
+            self._put(self._early.pop(self._next))
+            self._next += 1
+
+    def _put(self, event: Event) -> None:
+        self._events.put_nowait(event)
+        if is_last(event):
+            self.ended = True
+            self._early.clear()
+
+
+class Replies:
+    def __init__(self) -> None:
+        self._pending: dict[str, Reply] = {}
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def register(self, message_id: str) -> Reply:
+        if message_id in self._pending:
+            raise InternalFailure("two turns with one message_id")
+        reply = self._pending[message_id] = Reply(self, message_id)
+        return reply
+
+    def get(self, message_id: str) -> Reply | None:
+        return self._pending.get(message_id)
+
+    def take(self, callback: Callback) -> Outcome:
+        """Hands a callback to whoever waits for it. Never raises."""
+        reply = self._pending.get(callback.reply_to)
+        return "stale" if reply is None else reply.take(callback)
+
+    def end_all(self, failure: TurnFailure | None = None) -> None:
+        """Answers everyone who waits by name, at shutdown or when Hermes is gone."""
+        for reply in list(self._pending.values()):
+            reply.end(Failed(failure or Draining()))
+
+    def _forget(self, reply: Reply) -> None:
+        if self._pending.get(reply.message_id) is reply:
+            del self._pending[reply.message_id]
+
+
+def event_of(callback: Callback) -> Event:  # noqa: PLR0911 - one for each type
+    """What a callback means for the turn."""
+    body, text = callback.body, callback.content
+    match body:
+        case Delta():
+            return TextDelta(text, replace=body.replace)
+        case Tool():
+            return ToolProgress(body.tool, body.phase, body.preview, body.duration, body.ok)
+        case File():
+            return FileProduced(body.name, body.media_type, body.data, body.url, text)
+        case Approval():
+            return Question(body.question_id, "approval", text, body.choices)
+        case Clarify():
+            return Question(body.question_id, "clarify", text, body.choices)
+        case Final():
+            return _end(body, text)
+        case _:
+            return Notice(text)
+
+
+def _end(final: Final, text: str) -> Event:
+    if final.status == "canceled":
+        return Cancelled()
+    if final.error is not None:
+        return Failed(final.error.failure())
+    if final.status == "failed":
+        return Failed(InternalFailure())
+    if not text.strip() and not final.silent:
+        return Failed(EmptyReply())
+    spent = final.usage
+    if spent is None:
+        return Completed(text)
+    usage = Usage(spent.input_tokens, spent.output_tokens, spent.total_tokens, spent.model)
+    return Completed(text, usage)

@@ -1,0 +1,82 @@
+"""The callback endpoint: authenticate, parse, hand over."""
+
+from __future__ import annotations
+
+import hmac
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+
+from molecule_hermes.ports import port_taken
+from molecule_hermes.replies import Replies
+from molecule_hermes.wire import MAX_BODY_BYTES, REPLY_PATH, SECRET_HEADER, Callback, WireError
+
+__all__ = ["ReplyServer"]
+
+
+class ReplyServer:
+    """Listens for the plugin's callbacks inside `async with`; `url` is what the plugin calls."""
+
+    def __init__(
+        self,
+        replies: Replies,
+        host: str,
+        port: int,
+        secret: str = "",
+        *,
+        max_body: int = MAX_BODY_BYTES,
+    ) -> None:
+        self._replies = replies
+        self._host = host
+        self._port = port
+        self._secret = secret.encode()
+        self._max_body = max_body
+        self._runner: web.AppRunner | None = None
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        app = web.Application(client_max_size=self._max_body)
+        app.router.add_post(REPLY_PATH, self._reply)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, self._host, self._port).start()
+        except OSError as error:
+            await runner.cleanup()
+            raise port_taken(
+                self._host, self._port, "MOLECULE_A2A_CALLBACK_PORT", str(self._port + 1000)
+            ) from error
+        self._runner = runner
+        port = runner.addresses[0][1]
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self.url = f"http://{host}:{port}{REPLY_PATH}"
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    async def _reply(self, request: web.Request) -> web.Response:
+        given = request.headers.get(SECRET_HEADER, "").encode("utf-8", "surrogateescape")
+        if self._secret and not hmac.compare_digest(given, self._secret):
+            return _refused(401, f"the header {SECRET_HEADER} is wrong or missing")
+        try:
+            callback = Callback.parse(await request.read())
+        except WireError as error:
+            return _refused(400, str(error))
+        except web.HTTPRequestEntityTooLarge:
+            return _refused(413, f"the body is larger than {self._max_body} bytes")
+        outcome = self._replies.take(callback)
+        extra = {} if outcome == "taken" else {outcome: True}
+        return web.json_response({"ok": True, **extra})
+
+
+def _refused(status: int, message: str) -> web.Response:
+    return web.json_response({"ok": False, "error": message}, status=status)

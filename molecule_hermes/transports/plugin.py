@@ -1,0 +1,318 @@
+"""Hermes through our platform plugin: `POST /a2a/inbound`, answered by callbacks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from molecule_hermes.errors import (
+    AuthFailure,
+    BadRequest,
+    Draining,
+    InternalFailure,
+    Interrupted,
+    TooLarge,
+    TurnFailure,
+    Unreachable,
+)
+from molecule_hermes.replies import Event, Replies, Reply
+from molecule_hermes.reply_server import ReplyServer
+from molecule_hermes.turns import (
+    Cancelled,
+    Failed,
+    Notice,
+    Question,
+    Turn,
+    TurnEvent,
+    is_last,
+)
+from molecule_hermes.wire import (
+    ANSWER_PATH,
+    CANCEL_PATH,
+    HEALTH_PATH,
+    INBOUND_PATH,
+    SECRET_HEADER,
+    Answer,
+    Cancel,
+    Inbound,
+    Origin,
+)
+
+__all__ = ["PluginTransport"]
+
+logger = logging.getLogger(__name__)
+
+_SEND_TIMEOUT = 10.0
+_SENDS = 5
+_FIRST_RETRY = 0.5
+_LAST_RETRY = 5.0
+_GAP = 2.0
+"""Seconds that a callback may wait for an earlier one; the plugin sends them one by one."""
+_DEAD = 2
+"""Refused connections in a row that mean that Hermes is gone."""
+_FROZEN = 10
+"""Health checks without an answer in a row that mean that it never will."""
+_NOBODY_TO_ASK = "Nobody can be asked now. Choose what is safest and say what you assumed."
+
+
+class PluginTransport:
+    """One kept-alive client and one reply server for the life of the process."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        secret: str = "",
+        callback_host: str = "127.0.0.1",
+        callback_port: int = 0,
+        watch_every: float = 0.5,
+    ) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._secret = secret
+        self._replies = Replies()
+        self._server = ReplyServer(self._replies, callback_host, callback_port, secret)
+        self._watch_every = watch_every
+        self._accepted: dict[str, str] = {}
+        """The instance of the plugin that took each message."""
+        self._pending = asyncio.Event()
+        self._session: aiohttp.ClientSession | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"PluginTransport({self._base_url!r})"
+
+    async def __aenter__(self) -> Self:
+        await self._server.__aenter__()
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=_SEND_TIMEOUT, connect=3.0),
+            headers={SECRET_HEADER: self._secret} if self._secret else {},
+        )
+        self._watcher = asyncio.create_task(self._watch(), name="plugin-watcher")
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._replies.end_all(Draining())
+        if self._watcher is not None:
+            self._watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watcher
+        await self._server.__aexit__(exc_type, exc, traceback)
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def check(self) -> None:
+        """Asks the plugin's health, and with a secret whether it takes ours."""
+        try:
+            health = await self._health(timeout=3.0)
+            if self._secret and (await self._post(CANCEL_PATH, Cancel("check")))[0] == 401:
+                raise self._wrong_secret()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise self._unreachable(error) from error
+        if not health.get("ready"):
+            raise Draining("Hermes is starting or shutting down")
+
+    async def run(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
+        """Registers, sends, and yields what is called back.
+
+        The sender is a task of its own: a callback may come before its POST is answered.
+        """
+        with self._replies.register(turn.message_id) as reply:
+            self._pending.set()
+            sender = asyncio.create_task(self._send(turn, reply), name=f"plugin:{turn.message_id}")
+            try:
+                async for event in _events(reply):
+                    if isinstance(event, Question):
+                        yield await self._decline(turn, event)
+                    else:
+                        yield event
+            finally:
+                sender.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await sender
+                if not reply.final:
+                    await self._tell_to_stop(turn)
+                self._accepted.pop(turn.message_id, None)
+
+    async def cancel(self, turn: Turn) -> None:
+        reply = self._replies.get(turn.message_id)
+        if reply is None or reply.ended:
+            return
+        # Hermes's own end of the turn is worth waiting for: by then its tools have stopped.
+        if turn.message_id not in self._accepted or not await self._tell_to_stop(turn):
+            reply.end(Cancelled())
+
+    async def _send(self, turn: Turn, reply: Reply) -> None:
+        try:
+            await self._deliver(turn, reply)
+        except TurnFailure as failure:
+            reply.end(Failed(failure))
+        except Exception:
+            logger.exception("message %s could not be sent", turn.message_id)
+            reply.end(Failed(InternalFailure()))
+
+    async def _deliver(self, turn: Turn, reply: Reply) -> None:
+        """Returns when the plugin has the message.
+
+        What timed out may have arrived: the same message_id is sent again, and the plugin,
+        which runs each one once, says `duplicate`.
+        """
+        message = self._inbound(turn)
+        wait, sends = _FIRST_RETRY, 0
+        while True:
+            try:
+                status, body = await self._post(INBOUND_PATH, message)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                sends += 1
+                if isinstance(error, aiohttp.ClientConnectorError) or sends >= _SENDS:
+                    raise self._lost(error, sends) from error
+            else:
+                if status == 202:
+                    self._accepted[turn.message_id] = str(body.get("instance", ""))
+                    return
+                if status not in (429, 503):
+                    raise self._refusal(status, body)
+                reply.say(Notice(f"Hermes is busy or starting; trying again in {wait:g} s"))
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, _LAST_RETRY)
+
+    def _inbound(self, turn: Turn) -> Inbound:
+        return Inbound(
+            chat_id=turn.conversation,
+            peer_id=turn.peer or "anonymous",
+            peer_name=turn.peer or "anonymous",
+            message_id=turn.message_id,
+            callback_url=self._server.url,
+            content=turn.text,
+            metadata=Origin(a2a_task_id=turn.task_id, a2a_context_id=turn.context_id),
+        )
+
+    def _lost(self, error: Exception, sends: int) -> TurnFailure:
+        """Nothing left before the first connection; after it nobody knows."""
+        if isinstance(error, aiohttp.ClientConnectorError) and sends == 1:
+            return self._unreachable(error)
+        return Interrupted("Hermes stopped answering while it was given the message")
+
+    async def _decline(self, turn: Turn, question: Question) -> Notice:
+        """Answers for the peer, with what lets the turn go on safely."""
+        choice = "deny" if question.kind == "approval" else _NOBODY_TO_ASK
+        answer = Answer(turn.message_id, question.question_id, choice)
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            await self._post(ANSWER_PATH, answer)
+        if question.kind == "approval":
+            return Notice(f"Hermes asked for an approval, which was denied: {question.text}")
+        return Notice(f"Hermes asked, and was told to decide by itself: {question.text}")
+
+    async def _tell_to_stop(self, turn: Turn) -> bool:
+        """Whether the plugin knows the message and will end its turn."""
+        try:
+            async with asyncio.timeout(3.0):
+                return (await self._post(CANCEL_PATH, Cancel(turn.message_id)))[0] == 200
+        except (aiohttp.ClientError, TimeoutError, TurnFailure):
+            return False
+
+    async def _watch(self) -> None:
+        """Ends turns whose Hermes died under them, within seconds.
+
+        After kill -9 no final ever comes, and after a restart nobody knows the message.
+        """
+        refused = silent = 0
+        while True:
+            await self._pending.wait()
+            try:
+                instance = str((await self._health(timeout=2.0)).get("instance", ""))
+                refused = silent = 0
+                self._end_those_of_another(instance)
+            except aiohttp.ClientConnectorError:
+                refused += 1
+            except (aiohttp.ClientError, TimeoutError, ValueError, TurnFailure):
+                silent += 1
+            if refused >= _DEAD or silent >= _FROZEN:
+                self._end_those_of_another("")
+            if not len(self._replies):
+                self._pending.clear()
+            await asyncio.sleep(self._watch_every)
+
+    def _end_those_of_another(self, instance: str) -> None:
+        for message_id, taken_by in list(self._accepted.items()):
+            reply = self._replies.get(message_id)
+            if reply is not None and taken_by != instance:
+                reply.end(Failed(Interrupted("Hermes died under the turn")))
+
+    async def _health(self, timeout: float) -> dict[str, Any]:
+        limit = aiohttp.ClientTimeout(total=timeout)
+        url = self._base_url + HEALTH_PATH
+        async with self._open_session().get(url, timeout=limit) as response:
+            health = await response.json()
+        if not isinstance(health, dict) or not health.get("ok"):
+            raise ValueError("not the plugin's health")
+        return health
+
+    async def _post(
+        self, path: str, message: Inbound | Cancel | Answer
+    ) -> tuple[int, dict[str, Any]]:
+        url = self._base_url + path
+        async with self._open_session().post(url, json=message.to_json()) as response:
+            try:
+                body = await response.json()
+            except ValueError:
+                body = {}
+            return response.status, body if isinstance(body, dict) else {}
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise Draining("the transport is closed")
+        return self._session
+
+    def _unreachable(self, error: Exception) -> Unreachable:
+        return Unreachable(
+            f"the plugin inside Hermes does not answer at {self._base_url} "
+            f"({type(error).__name__})",
+            hint="`molecule-hermes doctor` says why it is not bound",
+        )
+
+    def _wrong_secret(self) -> AuthFailure:
+        return AuthFailure(
+            "the plugin inside Hermes refused the bridge's secret",
+            hint="MOLECULE_A2A_PLATFORM_SHARED_SECRET must be the same for both",
+        )
+
+    def _refusal(self, status: int, body: dict[str, Any]) -> TurnFailure:
+        if status == 401:
+            return self._wrong_secret()
+        if status == 413:
+            return TooLarge()
+        if status == 400:
+            return BadRequest(f"the plugin refused the message: {body.get('error', '')}", hint="")
+        return InternalFailure(
+            f"the plugin answered with status {status}",
+            hint="check that MOLECULE_A2A_PLATFORM_PORT is the plugin's",
+        )
+
+
+async def _events(reply: Reply) -> AsyncIterator[Event]:
+    """The reply's events up to the last; one that is missing is waited for a while only."""
+    while True:
+        try:
+            async with asyncio.timeout(_GAP if reply.incomplete else None):
+                event = await reply.next()
+        except TimeoutError:
+            reply.give_up_gaps()
+            continue
+        if event is None:
+            continue
+        yield event
+        if is_last(event):
+            return
