@@ -18,6 +18,11 @@ from molecule_hermes.plugin.settings import (
 
 __all__ = ["ENTRY_POINT", "PLATFORM", "PluginSettings", "hermes_settings", "register"]
 
+_HINT = (
+    "You are talking with another agent over the A2A protocol. It sees your final answer as "
+    "Markdown and the files you hand over. It cannot use slash commands: never suggest one."
+)
+
 
 def register(ctx: Any) -> None:
     """Called by Hermes with its plugin context (hermes_cli/plugins.py)."""
@@ -39,6 +44,7 @@ def register(ctx: Any) -> None:
         is_connected=_is_configured,
         env_enablement_fn=enabled_by_env,
         emoji="🔗",
+        platform_hint=_HINT,
         allow_update_command=False,
     )
     hooks.register(ctx)

@@ -30,7 +30,7 @@ from molecule_hermes.plugin.hooks import Effect, Hooks, current_message_id
 from molecule_hermes.plugin.ledger import Ledger, Question, Turn
 from molecule_hermes.plugin.outbox import Outbox
 from molecule_hermes.plugin.settings import PLATFORM, PluginSettings
-from molecule_hermes.wire import File
+from molecule_hermes.wire import Attachment, File
 
 __all__ = ["MoleculeAdapter"]
 
@@ -70,7 +70,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         self._desk = Desk(self, ledger, self._outbox)
         if not await self._listen(settings):
             return False
-        await self._outbox.__aenter__()
+        self._outbox.open()
         self._hooks.attach(self)
         self._mark_connected()
         return True
@@ -113,7 +113,10 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         return "ready"
 
     def busy(self, turn: Turn) -> bool:
-        key = self._session_key(turn)
+        if not turn.session_key:
+            # As `handle_message` makes it (base.py:4783).
+            turn.session_key = str(build_session_key(self._source(turn)))
+        key = turn.session_key
         return key in self._active_sessions or key in self._pending_messages
 
     async def start(self, turn: Turn) -> None:
@@ -146,17 +149,13 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
             message_id=inbound.message_id,
         )
 
-    def _session_key(self, turn: Turn) -> str:
-        # As `handle_message` makes it (base.py:4783).
-        return str(build_session_key(self._source(turn)))
-
     def _event(self, turn: Turn) -> Any:
-        attachments = turn.inbound.attachments
-        documents = [item for item in attachments if prompts.is_text(item)]
-        files = [item for item in attachments if item not in documents]
-        folder = Path(get_document_cache_dir())
+        documents: list[Attachment] = []
+        files: list[Attachment] = []
+        for item in turn.inbound.attachments:
+            (documents if prompts.is_text(item) else files).append(item)
         for item in files:
-            turn.files.append(save(item, folder))
+            turn.files.append(save(item, Path(get_document_cache_dir())))
         return MessageEvent(
             text=prompts.harmless(prompts.inlined(turn.inbound.content, documents)),
             # Not TEXT, which Hermes rewrites ("restart gateway" → /restart, base.py:1880).
@@ -279,11 +278,10 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         turn = self._desk.owner(chat_id, current_message_id())
         try:
             file = await asyncio.to_thread(self._read, path, name or "")
-        except (FileRefusedError, OSError) as error:
-            log.warning("a file was not handed over: %s", error)
+        except FileRefusedError as error:
             if turn is not None:
-                self._desk.notice(turn, str(error) if isinstance(error, FileRefusedError) else "")
-            return _not_sent("not handed over")
+                self._desk.notice(turn, str(error))
+            return _not_sent(str(error))
         return self._hand_over(chat_id, file, caption)
 
     def _read(self, path: str, name: str) -> File:

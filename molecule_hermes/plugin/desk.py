@@ -222,11 +222,17 @@ class Desk:
         # A /stop into a session that has not begun would run as a message of its own.
         while not (self._gateway.busy(turn) or turn.ended.is_set()):  # noqa: ASYNC110
             await asyncio.sleep(_POLL)
-        if not turn.ended.is_set():
-            await self._gateway.stop(turn)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(turn.ended.wait(), _STOP_TAKES)
-        self.finish(turn)
+        try:
+            if not turn.ended.is_set():
+                async with asyncio.timeout(_STOP_TAKES):
+                    await self._gateway.stop(turn)
+                    await turn.ended.wait()
+        except TimeoutError:
+            log.warning("Hermes did not stop message %s in time", turn.message_id)
+        except Exception:
+            log.exception("stopping message %s failed", turn.message_id)
+        finally:
+            self.finish(turn)
 
     def _settle(self, turn: Turn) -> bool:
         """Passes on the answers there are. Hermes takes them oldest first (approval.py:2097),

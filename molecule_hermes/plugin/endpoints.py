@@ -80,6 +80,9 @@ def _guard(secret: str) -> Middleware:
         given = request.headers.get(SECRET_HEADER, "").encode("utf-8", "surrogateescape")
         if expected and request.path != HEALTH_PATH and not hmac.compare_digest(given, expected):
             return _refused(401, "auth", f"the header {SECRET_HEADER} is wrong or missing")
+        # No bridge sends it: a page in somebody's browser tries to reach this port.
+        if "Origin" in request.headers:
+            return _refused(403, "auth", "browsers are not served")
         return await _answered(request, handler)
 
     return guard

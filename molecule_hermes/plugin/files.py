@@ -57,7 +57,10 @@ def read_file(path: str, *, cwd: Path, home: Path, limit: int, name: str = "") -
         raise FileRefusedError(f"the file {shown} is not available")
     if resolved.stat().st_size > limit:
         raise FileRefusedError(f"the file {shown} is larger than {limit // 2**20} MiB")
-    return File(_safe(shown), _guess(shown), data=resolved.read_bytes())
+    try:
+        return File(_safe(shown), _guess(shown), data=resolved.read_bytes())
+    except OSError as error:
+        raise FileRefusedError(f"the file {shown} cannot be read") from error
 
 
 def linked_file(url: str) -> File:

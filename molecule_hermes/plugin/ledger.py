@@ -12,7 +12,7 @@ import itertools
 import re
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from molecule_hermes.errors import (
@@ -56,6 +56,7 @@ class Turn:
     """One message of a peer, from its arrival to its final."""
 
     inbound: Inbound
+    session_key: str = ""
     numbers: Iterator[int] = field(default_factory=itertools.count)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     files: list[Path] = field(default_factory=list)
@@ -133,6 +134,13 @@ class Turn:
             return self._failed(failure_from_model_error(self.reply.strip()))
         return self._failed(Interrupted("Hermes ended the turn without an answer"))
 
+    def forget(self) -> None:
+        """Keeps only what a push needs: the names, the address and the counter."""
+        self.inbound = replace(self.inbound, content="", attachments=())
+        self.answer = self.reply = None
+        self._streamed = ""
+        self.questions.clear()
+
     def _verdict(self, text: str) -> Callback:
         if _is_silence(text):
             return self._final(Final(usage=self.usage, silent=True))
@@ -169,11 +177,18 @@ class Ledger:
     """Every message the plugin knows. Bounded in chats, in waiting messages and in memory."""
 
     def __init__(
-        self, *, max_chats: int = 1024, max_waiting: int = 64, remember: int = 4096
+        self,
+        *,
+        max_chats: int = 1024,
+        max_waiting: int = 64,
+        max_bytes: int = 256 * 2**20,
+        remember: int = 4096,
     ) -> None:
         self._max_chats = max_chats
         self._max_waiting = max_waiting
+        self._max_bytes = max_bytes
         self._remember = remember
+        self._bytes = 0
         self._chats: OrderedDict[str, Chat] = OrderedDict()
         self._turns: dict[str, Turn] = {}
         self._finished: OrderedDict[str, None] = OrderedDict()
@@ -190,9 +205,12 @@ class Ledger:
         chat = self._chat(inbound.chat_id)
         if len(chat.waiting) >= self._max_waiting:
             raise Busy("too many messages wait in this conversation")
+        if self._turns and self._bytes + _size(inbound) > self._max_bytes:
+            raise Busy("too many large messages wait")
         turn = Turn(inbound)
         chat.waiting.append(turn)
         self._turns[message_id] = turn
+        self._bytes += _size(inbound)
         return turn
 
     def begin(self, chat_id: str) -> Turn | None:
@@ -226,10 +244,13 @@ class Ledger:
         chat = self._chats.get(chat_id)
         return list(chat.waiting) if chat else []
 
-    def finish(self, turn: Turn, final: Callback | None = None) -> Callback | None:
+    def finish(self, turn: Turn) -> Callback | None:
         """The final of a message, once; None ever after."""
         if self._turns.pop(turn.message_id, None) is None:
             return None
+        self._bytes -= _size(turn.inbound)
+        final = turn.final()
+        turn.forget()
         self._finished[turn.message_id] = None
         while len(self._finished) > self._remember:
             self._finished.popitem(last=False)
@@ -238,9 +259,8 @@ class Ledger:
             chat.running, chat.last = None, turn
         else:
             chat.waiting.remove(turn)
-        turn.questions.clear()
         turn.ended.set()
-        return final or turn.final()
+        return final
 
     def _chat(self, chat_id: str) -> Chat:
         chat = self._chats.setdefault(chat_id, Chat())
@@ -256,6 +276,10 @@ class Ledger:
                 return
         del self._chats[keep]
         raise Busy("too many conversations at once")
+
+
+def _size(inbound: Inbound) -> int:
+    return len(inbound.content) + sum(len(item.data) for item in inbound.attachments)
 
 
 def _readable(error: str) -> str:

@@ -95,12 +95,15 @@ class Outbox:
     def __len__(self) -> int:
         return sum(len(lane.parcels) for lane in self._lanes.values())
 
-    async def __aenter__(self) -> Self:
+    def open(self) -> None:
         # A callback server that hangs may take its own connections, not those of others.
         connector = aiohttp.TCPConnector(limit=0, limit_per_host=64)
         self._session = aiohttp.ClientSession(
             connector=connector, headers=self._headers, timeout=self._timeout
         )
+
+    async def __aenter__(self) -> Self:
+        self.open()
         return self
 
     async def __aexit__(

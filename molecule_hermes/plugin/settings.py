@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -51,6 +52,10 @@ class PluginSettings:
         for name in numbers:
             if name in extra:
                 given[name] = _positive(name, extra[name], type(getattr(defaults, name)))
+        if not given["secret"] and not _is_loopback(given["host"]):
+            raise ValueError(
+                f"host {given['host']} of {PLATFORM} needs a shared secret ({_SECRET})"
+            )
         return cls(**given)
 
 
@@ -118,6 +123,15 @@ def _stanza(host: str, port: int) -> dict[str, Any]:
 def _display() -> dict[str, Any]:
     # The plugin reports tools itself, from hooks; Hermes's own bubbles would say it twice.
     return {"streaming": True, "tool_progress": "off", "show_reasoning": False}
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _port(value: object) -> int:

@@ -60,6 +60,12 @@ async def test_a_large_body_is_refused_before_it_is_parsed(door: Door) -> None:
         assert (await response.json())["kind"] == "too_large"
 
 
+async def test_a_page_in_a_browser_is_refused(door: Door) -> None:
+    headers = {SECRET_HEADER: "s3cret", "Origin": "http://evil.example"}
+    async with door.client.post(INBOUND_PATH, json={}, headers=headers) as response:
+        assert response.status == 403
+
+
 async def test_what_is_not_served_is_refused_in_json(door: Door) -> None:
     headers = {SECRET_HEADER: "s3cret"}
     async with door.client.get(INBOUND_PATH, headers=headers) as response:

@@ -56,6 +56,11 @@ async def test_text_arrives_while_it_is_written(hermes: Hermes, callbacks: Callb
     assert [c.seq for c in callbacks.of(message)] == list(range(len(deltas) + 1))
 
 
+async def test_a_long_answer_is_one_answer(hermes: Hermes, callbacks: CallbackServer) -> None:
+    callback, _ = await callbacks.final(await hermes.say(callbacks, "demo:words=20000"))
+    assert callback.content == " ".join(f"word{number}" for number in range(20_000))
+
+
 async def test_a_conversation_is_remembered(hermes: Hermes, callbacks: CallbackServer) -> None:
     await callbacks.final(await hermes.say(callbacks, "my colour is teal", chat="memory"))
     callback, _ = await callbacks.final(await hermes.say(callbacks, "which?", chat="memory"))

@@ -87,6 +87,18 @@ def test_too_many_waiting_or_too_many_chats_are_refused() -> None:
     assert ledger.last("other") is None
 
 
+def test_the_bytes_that_wait_are_bounded_and_freed() -> None:
+    ledger = Ledger(max_bytes=8)
+    one = ledger.accept(inbound("1"))
+    assert one is not None
+    with pytest.raises(Busy):
+        ledger.accept(inbound("2"))
+    ledger.begin("chat")
+    ledger.finish(one)
+    assert one.inbound.content == ""
+    assert ledger.accept(inbound("2")) is not None
+
+
 @given(st.lists(st.sampled_from("abc"), max_size=30), st.randoms())
 def test_whatever_the_order_every_message_ends_once_and_in_its_chats_order(
     chats: list[str], random: object

@@ -125,7 +125,15 @@ def test_config_yaml_wins_over_the_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", [{"port": "x"}, {"port": 70000}, {"port": True}, {"max_body": -1}, {"retry_for": "x"}]
+    "extra",
+    [
+        {"port": "x"},
+        {"port": 70000},
+        {"port": True},
+        {"max_body": -1},
+        {"retry_for": "x"},
+        {"host": "0.0.0.0"},
+    ],
 )
 def test_a_bad_setting_is_named(extra: dict[str, Any]) -> None:
     (name,) = extra
