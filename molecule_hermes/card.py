@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from a2a.types import (
     AgentCapabilities,
     AgentCard,
@@ -42,10 +44,12 @@ _SKILLS = (
 )
 
 
-def build_card(settings: Settings, url: str, *, demo: bool = False) -> AgentCard:
-    description = settings.description
-    if demo:
-        description += " (It answers with the built-in demo model, not a real one.)"
+def build_card(
+    settings: Settings, url: str, *, demo: bool = False, warnings: Sequence[str] = ()
+) -> AgentCard:
+    remarks = ["It answers with the built-in demo model, not a real one."] if demo else []
+    remarks += [f"Warning: {warning}" for warning in warnings]
+    description = " ".join([settings.description, *(f"({remark})" for remark in remarks)])
     card = AgentCard(
         name=settings.name,
         description=description,

@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import uvloop
 
@@ -18,6 +18,8 @@ from molecule_hermes.config import Settings
 from molecule_hermes.errors import BridgeError, ConfigError, redact
 
 __all__ = ["main"]
+
+T = TypeVar("T")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,7 +62,17 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--host", help="address to listen on (MOLECULE_HERMES_HOST)")
         command.add_argument("--port", help="port to listen on (MOLECULE_HERMES_PORT)")
         command.add_argument("--state-dir", help="folder for state (MOLECULE_HERMES_STATE_DIR)")
+        command.add_argument(
+            "--transport",
+            choices=("plugin", "chat") if name == "serve" else ("plugin", "chat", "auto"),
+            help="the way to Hermes (MOLECULE_A2A_PLATFORM_ENABLED)",
+        )
         command.set_defaults(run=run)
+        if name == "up":
+            command.add_argument(
+                "--keep-config", action="store_true", help="use Hermes's folder as it is"
+            )
+    _plugin_command(commands)
     send = _client_command(commands, "send", _send, "send a message and stream the reply")
     send.add_argument("text", metavar="TEXT", help="the message; - reads it from standard input")
     send.add_argument("--context", default="", metavar="ID", help="continue this conversation")
@@ -83,16 +95,26 @@ def _client_command(
     return command
 
 
+def _plugin_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "the plugin in a Hermes of your own: enable it, or say why it is not bound"
+    command = commands.add_parser("plugin", help=text, description=text)
+    command.add_argument("action", choices=("enable", "status"))
+    command.add_argument("--hermes-home", metavar="DIR", help="Hermes's folder (HERMES_HOME)")
+    command.set_defaults(run=_plugin)
+
+
 def _up(options: argparse.Namespace) -> int:
     from molecule_hermes.launch import up
 
-    return _run(up(_settings(options), os.environ, _say))
+    settings = _settings(options)
+    way, keep = options.transport, options.keep_config
+    return _run(up(settings, os.environ, _say, way=way, keep_config=keep))
 
 
 def _serve(options: argparse.Namespace) -> int:
     from molecule_hermes.launch import serve
 
-    return _run(serve(_settings(options), os.environ, _say))
+    return _run(serve(_settings(options), os.environ, _say, way=options.transport))
 
 
 def _send(options: argparse.Namespace) -> int:
@@ -142,9 +164,31 @@ def _doctor(options: argparse.Namespace) -> int:
     return _run(show())
 
 
+def _plugin(options: argparse.Namespace) -> int:
+    from molecule_hermes.doctor import plugin_finding
+    from molecule_hermes.enablement import enable
+    from molecule_hermes.hermes_home import HermesHome
+
+    settings = Settings.from_env(hermes_home=options.hermes_home)
+    home = HermesHome(settings.home)
+    if options.action == "enable":
+        enable(home, settings, even_if_disabled=True)
+        print(f"enabled in {home.config_file}; it listens at {settings.platform_url} once Hermes")
+        print("is restarted. The package must be installed in Hermes's own environment, and")
+        print("MOLECULE_A2A_PLATFORM_SHARED_SECRET be set for both.")
+        return 0
+    finding = _run_for(plugin_finding(settings))
+    print(redact(str(finding)))
+    return 0 if finding.ok else 1
+
+
 def _run(work: Coroutine[Any, Any, int | None]) -> int:
+    return _run_for(work) or 0
+
+
+def _run_for(work: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work) or 0
+        return runner.run(work)
 
 
 def _settings(options: argparse.Namespace) -> Settings:

@@ -113,6 +113,31 @@ class Settings(BaseModel):
         "LOG_LEVEL", "info", "debug, info, warning or error"
     )
 
+    platform_enabled: bool | None = _known(
+        "MOLECULE_A2A_PLATFORM_ENABLED",
+        None,
+        "true (reach Hermes through the plugin) or false (through chat completions); unset, `up` "
+        "takes true and `serve` false",
+    )
+    platform_host: str = _known(
+        "MOLECULE_A2A_PLATFORM_HOST", "127.0.0.1", "an address: where the plugin listens"
+    )
+    platform_port: Annotated[int, Field(ge=1, le=65535)] = _known(
+        "MOLECULE_A2A_PLATFORM_PORT", 8645, "a port number, 1 to 65535: where the plugin listens"
+    )
+    callback_host: str = _known(
+        "MOLECULE_A2A_CALLBACK_HOST", "127.0.0.1", "an address: where the plugin calls back"
+    )
+    callback_port: Port = _known(
+        "MOLECULE_A2A_CALLBACK_PORT",
+        8646,
+        "a port number, 0 to 65535: where the plugin calls back; 0 picks a free one",
+    )
+    shared_secret: SecretStr | None = _known(
+        "MOLECULE_A2A_PLATFORM_SHARED_SECRET",
+        None,
+        "a secret that bridge and plugin share; `up` makes one",
+    )
     hermes_api_base: Url = _known(
         "HERMES_API_BASE", f"http://127.0.0.1:{API_PORT}/v1", "a URL: where Hermes's API server is"
     )
@@ -162,6 +187,12 @@ class Settings(BaseModel):
                 "set MOLECULE_HERMES_PEER_TOKENS=name:token, or on a private network "
                 "MOLECULE_HERMES_ALLOW_ANONYMOUS=true",
             )
+
+    @property
+    def platform_url(self) -> str:
+        host = self.platform_host.strip("[]")
+        host = f"[{host}]" if ":" in host else host
+        return f"http://{host}:{self.platform_port}"
 
     @property
     def home(self) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import os
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
@@ -13,13 +14,15 @@ import httpx
 
 from molecule_hermes.client import connect, fetch_card, message
 from molecule_hermes.config import Settings
-from molecule_hermes.errors import BridgeError, StartError, TurnFailure
+from molecule_hermes.enablement import diagnose, platform_state, running_hermes
+from molecule_hermes.errors import BridgeError, StartError, TurnFailure, Unreachable
 from molecule_hermes.hermes_home import HermesHome
-from molecule_hermes.launch import api_key_for
+from molecule_hermes.launch import known_credentials
 from molecule_hermes.ports import listens, port_owner
 from molecule_hermes.transports.chat import ChatTransport
+from molecule_hermes.transports.plugin import PluginTransport
 
-__all__ = ["Finding", "examine"]
+__all__ = ["Finding", "examine", "plugin_finding"]
 
 _HERMES = "0.19.0"
 
@@ -48,12 +51,17 @@ async def examine(settings: Settings, url: str, token: str) -> AsyncGenerator[Fi
         "ports": lambda: _ports(settings, url),
         "hermes": lambda: _hermes(settings),
         "key": lambda: _key(settings),
+        "plugin": lambda: _plugin(settings),
         "bridge": lambda: _bridge(url),
         "card": lambda: _card(url),
         "turn": lambda: _turn(url, token),
     }
     for what, check in checks.items():
         yield await _finding(what, check)
+
+
+async def plugin_finding(settings: Settings) -> Finding:
+    return await _finding("plugin", lambda: _plugin(settings))
 
 
 async def _finding(what: str, check: Check) -> Finding:
@@ -129,12 +137,29 @@ async def _hermes(settings: Settings) -> str:
 
 
 async def _key(settings: Settings) -> str:
-    key = api_key_for(settings)
+    key = known_credentials(settings).api_key
     if not key:
         raise StartError("no API key is known", "set API_SERVER_KEY, or HERMES_HOME")
     async with ChatTransport(settings.hermes_api_base, key) as transport:
         await transport.check()
     return "Hermes takes API_SERVER_KEY" + ("" if settings.api_server_key else " (from its .env)")
+
+
+async def _plugin(settings: Settings) -> str:
+    """Bound, as its own health says; else exactly why not."""
+    if settings.platform_enabled is False:
+        return "not used (MOLECULE_A2A_PLATFORM_ENABLED=false)"
+    credentials = known_credentials(settings)
+    transport = PluginTransport(settings.platform_url, secret=credentials.secret)
+    async with transport:
+        try:
+            await transport.check()
+        except Unreachable:
+            home = HermesHome(settings.home)
+            state = await platform_state(settings.hermes_api_base, credentials.api_key)
+            hermes = await asyncio.to_thread(running_hermes, home, os.environ)
+            raise await asyncio.to_thread(diagnose, hermes, state) from None
+    return f"bound at {settings.platform_url}"
 
 
 async def _bridge(url: str) -> str:

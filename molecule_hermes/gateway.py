@@ -11,6 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -23,38 +24,61 @@ from molecule_hermes.errors import StartError, Unreachable, redact
 from molecule_hermes.hermes_home import HermesHome
 from molecule_hermes.providers import ModelChoice
 
-__all__ = ["Gateway", "api_address", "configure"]
+__all__ = [
+    "SECRET_VARIABLE",
+    "Credentials",
+    "Gateway",
+    "api_address",
+    "configure",
+    "credentials_of",
+]
 
 logger = logging.getLogger(__name__)
 
+SECRET_VARIABLE = "MOLECULE_A2A_PLATFORM_SHARED_SECRET"  # noqa: S105 - the name of a variable
 _PR_SET_PDEATHSIG = 1
 
 
-def configure(home: HermesHome, settings: Settings, model: ModelChoice | None) -> str:
-    """Merges what the bridge needs into Hermes's folder; returns the API key.
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What the bridge needs to talk to the Hermes it configured."""
+
+    api_key: str = field(repr=False)
+    secret: str = field(repr=False)
+
+
+def configure(home: HermesHome, settings: Settings, model: ModelChoice | None) -> Credentials:
+    """Merges what the bridge needs into Hermes's folder.
 
     `model` is None when the folder has a model of its own.
     """
     host, port = api_address(settings)
     home.create()
-    key = settings.api_server_key
-    api_key = key.get_secret_value() if key else home.api_key()
+    credentials = credentials_of(home, settings)
     if model is not None:
         home.set_model(model.block)
-    home.merge_config(_required(settings), _DEFAULTS)
+    limits = {"api_server": {"max_concurrent_runs": settings.max_running}}
+    home.merge_config({"gateway": limits}, _DEFAULTS)
     home.merge_env(
         {
             "API_SERVER_ENABLED": "true",
-            "API_SERVER_KEY": api_key,
+            "API_SERVER_KEY": credentials.api_key,
             "API_SERVER_HOST": host,
             "API_SERVER_PORT": str(port),
+            # In .env, which wins over the environment inside Hermes (hermes_cli/env_loader.py).
+            SECRET_VARIABLE: credentials.secret,
         }
     )
-    return api_key
+    return credentials
 
 
-def _required(settings: Settings) -> dict[str, Any]:
-    return {"gateway": {"api_server": {"max_concurrent_runs": settings.max_running}}}
+def credentials_of(home: HermesHome, settings: Settings) -> Credentials:
+    """The environment's, else the folder's, else new ones."""
+    key, secret = settings.api_server_key, settings.shared_secret
+    return Credentials(
+        key.get_secret_value() if key else home.secret("API_SERVER_KEY"),
+        secret.get_secret_value() if secret else home.secret(SECRET_VARIABLE),
+    )
 
 
 # Each measured on Hermes 0.19.0: it pip-installs things on the first turn; SIGTERM cuts a running

@@ -20,12 +20,14 @@ from typing import Any
 import psutil
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from molecule_hermes.errors import StartError
 
 __all__ = ["HermesHome", "write_atomically"]
 
 _STAMP = ".molecule-hermes.json"
+_BOOLEANS = {"on", "off", "yes", "no", "y", "n", "true", "false", "null", "~"}
 _ENV_LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=(.*)")
 
 
@@ -102,6 +104,22 @@ class HermesHome:
         if after != before or not self.config_file.exists():
             write_atomically(self.config_file, after)
 
+    def change_list(self, path: tuple[str, str], *, add: str = "", remove: str = "") -> None:
+        """Adds a name to a list in config.yaml, or takes it out; the others stay."""
+        config = self.read_config()
+        section = config.get(path[0])
+        present = section.get(path[1]) if isinstance(section, Mapping) else None
+        names = present if isinstance(present, list) else []
+        if remove in names:
+            names.remove(remove)
+        elif add and add not in names:
+            names.append(add)
+        else:
+            return
+        if names is not present:
+            _merge(config, {path[0]: {path[1]: names}}, replace=True)
+        write_atomically(self.config_file, _dump(config))
+
     def set_model(self, block: Mapping[str, Any]) -> None:
         """Replaces the `model:` block as a whole: keys of another provider must not linger."""
         config = self.read_config()
@@ -142,9 +160,12 @@ class HermesHome:
         lines += [f"{name}={value}" for name, value in rest.items()]
         write_atomically(self.env_file, "\n".join(lines) + "\n")
 
-    def api_key(self) -> str:
-        """The API key of this home, or a new one where Hermes would take none (16 characters)."""
-        known = self.read_env().get("API_SERVER_KEY", "")
+    def secret(self, name: str) -> str:
+        """The secret of that name in .env, or a new one where it is missing or too short.
+
+        Hermes takes no API key below 16 characters.
+        """
+        known = self.read_env().get(name, "")
         return known if len(known) >= 16 else secrets.token_urlsafe(32)
 
     def _env_lines(self) -> list[str]:
@@ -166,7 +187,14 @@ def _merge(target: MutableMapping[str, Any], changes: Mapping[str, Any], *, repl
                 present = target[key] = {}
             _merge(present, value, replace=replace)
         elif replace or present is None:
-            target[key] = value
+            target[key] = _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """Quotes words such as `off`, which Hermes's YAML 1.1 would read as false."""
+    if isinstance(value, str) and value.lower() in _BOOLEANS:
+        return DoubleQuotedScalarString(value)
+    return value
 
 
 def _dump(config: Mapping[str, Any]) -> str:

@@ -10,67 +10,164 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from molecule_hermes import __version__
 from molecule_hermes.config import Settings, unknown_variables
 from molecule_hermes.demo_model import demo_model
-from molecule_hermes.errors import StartError
-from molecule_hermes.gateway import Gateway, api_address, configure
+from molecule_hermes.enablement import Hermes, NotBoundError, diagnose, enable, platform_state
+from molecule_hermes.errors import ConfigError, StartError
+from molecule_hermes.gateway import (
+    SECRET_VARIABLE,
+    Credentials,
+    Gateway,
+    api_address,
+    configure,
+    credentials_of,
+)
 from molecule_hermes.hermes_home import HermesHome
 from molecule_hermes.ports import require_free_port
 from molecule_hermes.providers import ModelChoice, choose_model, demo_choice, keys_that_are_set
 from molecule_hermes.server import Bridge
+from molecule_hermes.transports.base import Transport
 from molecule_hermes.transports.chat import ChatTransport
+from molecule_hermes.transports.plugin import PluginTransport
 
-__all__ = ["api_key_for", "serve", "up"]
+__all__ = ["Way", "known_credentials", "serve", "up"]
 
 logger = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
+Way = Literal["plugin", "chat", "auto"]
 
 
-async def up(settings: Settings, environ: Mapping[str, str], say: Say) -> None:
-    """Runs Hermes and the bridge until SIGINT or SIGTERM."""
+async def up(
+    settings: Settings,
+    environ: Mapping[str, str],
+    say: Say,
+    *,
+    way: Way | None = None,
+    keep_config: bool = False,
+) -> None:
+    """Runs Hermes and the bridge until SIGINT or SIGTERM.
+
+    With `keep_config` Hermes's folder is used as it is.
+    """
     settings.require_safe_exposure()
-    host, api_port = api_address(settings)
     home = HermesHome(settings.home)
     gateway = Gateway(
         home, settings.state_dir / "hermes-gateway.log", environ=environ, on_change=say
     )
+    way = way or ("chat" if settings.platform_enabled is False else "plugin")
     async with contextlib.AsyncExitStack() as stack:
         signals = stack.enter_context(_Signals())
         gateway.require_alone()
-        require_free_port(settings.host, settings.port, "MOLECULE_HERMES_PORT", "8001")
-        example = f"http://127.0.0.1:{api_port + 1}/v1"
-        require_free_port(host, api_port, "HERMES_API_BASE", example)
+        _require_free_ports(settings)
         home.create()
-        model, foreign = await _model(home, settings, environ, stack)
-        api_key = configure(home, settings, None if foreign else model)
+        model, foreign = await _model(home, settings, environ, stack, keep_config)
+        credentials = credentials_of(home, settings)
+        if not keep_config:
+            credentials = configure(home, settings, None if foreign else model)
+            if way != "chat":
+                enable(home, settings)
         _introduce(settings, environ, model, home, say)
         await stack.enter_async_context(gateway)
-        bridge = await stack.enter_async_context(
-            Bridge(
-                settings,
-                _transport(settings, api_key),
-                demo=model.is_demo,
-                checks={"gateway": gateway.check},
-            )
-        )
-        signals.again = bridge.hasten.set
-        stack.callback(say, "stopping…")
-        if await signals.first(_until_ready(bridge, settings, gateway, say), gateway.failed()):
-            say(_banner(bridge.url, model))
-            await signals.first(gateway.failed())
+        run = _Run(settings, environ, model, credentials, gateway, signals, say)
+        await run.on_the_way(way)
 
 
-async def serve(settings: Settings, environ: Mapping[str, str], say: Say) -> None:
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What `up` has put together, ready to serve."""
+
+    settings: Settings
+    environ: Mapping[str, str]
+    model: ModelChoice
+    credentials: Credentials
+    gateway: Gateway
+    signals: _Signals
+    say: Say
+
+    async def on_the_way(self, way: Way) -> None:
+        """With `auto`, a plugin that is not bound is a warning, and chat completions the way."""
+        try:
+            await self._serve("chat" if way == "chat" else "plugin", [])
+        except NotBoundError as error:
+            if way != "auto":
+                raise
+            self.say(f"  warning  {error}")
+            self.say("  warning  going on over chat completions")
+            await self._serve("chat", [f"{error.message}; going on over chat completions"])
+
+    async def _serve(self, way: Way, warnings: list[str]) -> None:
+        transport = _transport(way, self.settings, self.credentials)
+        checks = {"gateway": self.gateway.check}
+        async with Bridge(
+            self.settings,
+            transport,
+            demo=self.model.is_demo,
+            checks=checks,
+            warnings=warnings,
+        ) as bridge:
+            self.signals.again = bridge.hasten.set
+            waits = [self._until_ready(bridge), self.gateway.failed()]
+            if way == "plugin":
+                waits.append(self._until_not_bound())
+            if await self.signals.first(*waits):
+                self.say(_banner(bridge.url, way, self.model))
+                await self.signals.first(self.gateway.failed())
+            self.say("stopping…")
+
+    async def _until_ready(self, bridge: Bridge) -> None:
+        """Returns when the bridge is ready; tells every two seconds what it still waits for."""
+        began = told = time.monotonic()
+        budget = self.settings.ready_budget
+        while True:
+            report = await bridge.health.ready()
+            now = time.monotonic()
+            if report.ready:
+                self.say(f"  Hermes   ready after {now - began:.1f} s")
+                return
+            if now - began > budget:
+                raise StartError(
+                    f"Hermes was not ready after {budget:g} s ({report.reason})",
+                    f"its log is {self.gateway.log_file}; the last lines:\n"
+                    f"{self.gateway.log_tail()}",
+                )
+            if now - told >= 2.0:
+                self.say(f"  Hermes   starting, {now - began:.0f} s … ({report.reason})")
+                told = now
+            await asyncio.sleep(0.1)
+
+    async def _until_not_bound(self) -> None:
+        """Raises `NotBoundError` once Hermes runs without the plugin; never returns."""
+        settings, seen = self.settings, 0
+        while seen < 3:
+            await asyncio.sleep(0.5)
+            key = self.credentials.api_key
+            state = await platform_state(settings.hermes_api_base, key)
+            bound = state is None or state.get("state") in ("connected", "connecting", "starting")
+            seen = 0 if bound else seen + 1
+        logs = [self.gateway.log_file, *(self.gateway.home.path / "logs").glob("*.log")]
+        hermes = Hermes(self.gateway.home, self.environ, logs=logs)
+        raise await asyncio.to_thread(diagnose, hermes, state)
+
+
+async def serve(
+    settings: Settings, environ: Mapping[str, str], say: Say, *, way: Way | None = None
+) -> None:
     """Runs the bridge alone, against a Hermes that somebody else runs."""
-    api_key = api_key_for(settings)
+    way = way or ("plugin" if settings.platform_enabled else "chat")
+    if way == "auto":
+        raise ConfigError("`serve` needs to know the way", "use --transport plugin or chat")
+    transport = _transport(way, settings, known_credentials(settings))
+    where = settings.platform_url if way == "plugin" else settings.hermes_api_base
     _warn_of_typos(environ, say)
     with _Signals() as signals:
-        async with Bridge(settings, _transport(settings, api_key)) as bridge:
-            say(f"the agent is at {bridge.url}; Hermes is expected at {settings.hermes_api_base}")
+        async with Bridge(settings, transport) as bridge:
+            say(f"the agent is at {bridge.url}; Hermes is expected at {where}")
             report = await bridge.health.ready()
             if not report.ready:
                 say(f"not ready yet — {report.reason}")
@@ -79,20 +176,36 @@ async def serve(settings: Settings, environ: Mapping[str, str], say: Say) -> Non
             say("stopping…")
 
 
-def api_key_for(settings: Settings) -> str:
-    """The key of the environment, else the one in Hermes's own folder."""
-    if settings.api_server_key:
-        return settings.api_server_key.get_secret_value()
-    return HermesHome(settings.home).read_env().get("API_SERVER_KEY", "")
+def known_credentials(settings: Settings) -> Credentials:
+    """The environment's, else what Hermes's own folder has; nothing is made up."""
+    key, secret = settings.api_server_key, settings.shared_secret
+    kept = HermesHome(settings.home).read_env()
+    return Credentials(
+        key.get_secret_value() if key else kept.get("API_SERVER_KEY", ""),
+        secret.get_secret_value() if secret else kept.get(SECRET_VARIABLE, ""),
+    )
 
 
-def _transport(settings: Settings, api_key: str) -> ChatTransport:
+def _transport(way: Way, settings: Settings, credentials: Credentials) -> Transport:
+    if way == "plugin":
+        return PluginTransport(
+            settings.platform_url,
+            secret=credentials.secret,
+            callback_host=settings.callback_host,
+            callback_port=settings.callback_port,
+        )
     return ChatTransport(
         settings.hermes_api_base,
-        api_key,
+        credentials.api_key,
         model=settings.model,
         system_prompt=settings.system_prompt,
     )
+
+
+def _require_free_ports(settings: Settings) -> None:
+    host, port = api_address(settings)
+    require_free_port(settings.host, settings.port, "MOLECULE_HERMES_PORT", "8001")
+    require_free_port(host, port, "HERMES_API_BASE", f"http://127.0.0.1:{port + 1}/v1")
 
 
 async def _model(
@@ -100,8 +213,15 @@ async def _model(
     settings: Settings,
     environ: Mapping[str, str],
     stack: contextlib.AsyncExitStack,
+    keep_config: bool,
 ) -> tuple[ModelChoice, bool]:
-    """What was asked for, else what the folder has, else a key's provider, else the demo."""
+    """What was asked for, else what the folder has, else a key's provider, else the demo.
+
+    Also whether it is the folder's own, which must not be written over.
+    """
+    if keep_config:
+        block = home.read_config().get("model")
+        return ModelChoice(block if isinstance(block, Mapping) else {}, "kept as it is"), True
     asked = settings.custom_base_url or settings.inference_model or settings.inference_provider
     if not asked and (block := home.foreign_model()):
         return ModelChoice(block, f"{home.config_file}"), True
@@ -133,31 +253,12 @@ def _warn_of_typos(environ: Mapping[str, str], say: Say) -> None:
         say(f"  warning  {name} means nothing" + (f"; did you mean {nearest}?" if nearest else ""))
 
 
-async def _until_ready(bridge: Bridge, settings: Settings, gateway: Gateway, say: Say) -> None:
-    """Returns when the bridge is ready; tells every two seconds what it still waits for."""
-    began = told = time.monotonic()
-    while True:
-        report = await bridge.health.ready()
-        now = time.monotonic()
-        if report.ready:
-            say(f"  Hermes   ready after {now - began:.1f} s")
-            return
-        if now - began > settings.ready_budget:
-            raise StartError(
-                f"Hermes was not ready after {settings.ready_budget:g} s ({report.reason})",
-                f"its log is {gateway.log_file}; the last lines:\n{gateway.log_tail()}",
-            )
-        if now - told >= 2.0:
-            say(f"  Hermes   starting, {now - began:.0f} s … ({report.reason})")
-            told = now
-        await asyncio.sleep(0.1)
-
-
-def _banner(url: str, model: ModelChoice) -> str:
+def _banner(url: str, way: Way, model: ModelChoice) -> str:
     command = _command()
+    through = "the plugin" if way == "plugin" else "chat completions"
     demo = "\nSet a model key (such as OPENROUTER_API_KEY) for a real model.\n"
     return (
-        f"\nThe agent is ready: {url}\n"
+        f"\nThe agent is ready: {url} (Hermes through {through})\n"
         f"  card     {url}/.well-known/agent-card.json\n"
         f'  talk     {command} send --url {url} "Hello"\n'
         f"  check    {command} doctor\n"

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
@@ -55,11 +55,13 @@ class Bridge:
         *,
         demo: bool = False,
         checks: Mapping[str, Check] | None = None,
+        warnings: Sequence[str] = (),
     ) -> None:
         settings.require_safe_exposure()
         self._settings = settings
         self._transport = transport
         self._demo = demo
+        self._warnings = list(warnings)
         self.health = Health({"hermes": transport.check, **(checks or {})})
         self.hasten = asyncio.Event()
         """Set to cut the drain short."""
@@ -107,7 +109,7 @@ class Bridge:
             Conversations(settings.max_running, settings.max_waiting),
             turn_timeout=settings.turn_timeout,
         )
-        card = build_card(settings, self.url, demo=self._demo)
+        card = build_card(settings, self.url, demo=self._demo, warnings=self._warnings)
         handler = BridgeRequestHandler(
             self._executor, store, card, request_context_builder=StoredContextBuilder(store)
         )
@@ -144,7 +146,8 @@ class Bridge:
 
         async def ready(request: Request) -> JSONResponse:
             report = await self.health.ready()
-            return JSONResponse(report.as_dict(), 200 if report.ready else 503)
+            body = report.as_dict() | ({"warnings": self._warnings} if self._warnings else {})
+            return JSONResponse(body, 200 if report.ready else 503)
 
         async def startup(request: Request) -> JSONResponse:
             if not self.health.started:

@@ -7,6 +7,7 @@ import string
 from pathlib import Path
 
 import pytest
+import yaml as pyyaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,12 +65,29 @@ def test_a_merge_that_changes_nothing_does_not_touch_the_file(home: HermesHome) 
     assert home.config_file.stat().st_ino == before
 
 
+def test_words_that_older_yaml_takes_for_booleans_stay_words(home: HermesHome) -> None:
+    home.merge_config({"a": {"b": "off", "c": "On"}, "d": False})
+    read = pyyaml.safe_load(home.config_file.read_text())
+    assert read == {"a": {"b": "off", "c": "On"}, "d": False}
+
+
+def test_a_list_takes_a_name_once_and_keeps_its_comments(home: HermesHome) -> None:
+    home.config_file.write_text("plugins:\n  enabled:\n  - mine  # of old\n")
+    for _ in range(2):
+        home.change_list(("plugins", "enabled"), add="ours")
+    assert "mine  # of old" in home.config_file.read_text()
+    assert home.read_config()["plugins"]["enabled"] == ["mine", "ours"]
+    home.change_list(("plugins", "enabled"), remove="mine")
+    home.change_list(("plugins", "disabled"), remove="mine")
+    assert home.read_config()["plugins"] == {"enabled": ["ours"]}
+
+
 def test_configuring_twice_is_configuring_once(home: HermesHome, tmp_path: Path) -> None:
     settings = Settings.from_env({"MOLECULE_HERMES_STATE_DIR": str(tmp_path)})
     home.env_file.write_text("# mine\nFOO=bar\nexport API_SERVER_PORT=1\n")
-    key = configure(home, settings, demo_choice("http://127.0.0.1:1/v1"))
+    key = configure(home, settings, demo_choice("http://127.0.0.1:1/v1")).api_key
     first = home.config_file.read_text(), home.env_file.read_text()
-    assert configure(home, settings, demo_choice("http://127.0.0.1:1/v1")) == key
+    assert configure(home, settings, demo_choice("http://127.0.0.1:1/v1")).api_key == key
     assert (home.config_file.read_text(), home.env_file.read_text()) == first
     assert len(key) >= 16
     assert home.read_env()["API_SERVER_KEY"] == key
@@ -80,7 +98,7 @@ def test_configuring_twice_is_configuring_once(home: HermesHome, tmp_path: Path)
 
 def test_a_key_that_hermes_would_not_take_is_replaced(home: HermesHome) -> None:
     home.merge_env({"API_SERVER_KEY": "short"})
-    assert len(home.api_key()) >= 16
+    assert len(home.secret("API_SERVER_KEY")) >= 16
 
 
 def test_a_model_that_we_did_not_write_is_foreign(home: HermesHome) -> None:

@@ -165,6 +165,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
             media_urls=[str(path) for path in turn.files],
             media_types=[_shown_type(item.media_type) for item in files],
             metadata=turn.inbound.metadata.to_json(),
+            channel_prompt=self._settings.system_prompt or None,
         )
 
     # What Hermes reports.

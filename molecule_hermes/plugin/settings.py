@@ -32,6 +32,7 @@ class PluginSettings:
     host: str = "127.0.0.1"
     port: int = DEFAULT_PLATFORM_PORT
     secret: str = field(default="", repr=False)
+    system_prompt: str = ""
     max_body: int = MAX_BODY_BYTES
     max_file: int = MAX_FILE_BYTES
     max_chats: int = 1024
@@ -47,6 +48,7 @@ class PluginSettings:
             "host": str(extra.get("host") or env.get(_HOST) or defaults.host),
             "port": _port(extra.get("port") or env.get(_PORT) or defaults.port),
             "secret": str(extra.get("secret") or env.get(_SECRET) or ""),
+            "system_prompt": str(extra.get("system_prompt") or ""),
         }
         numbers = ("max_body", "max_file", "max_chats", "max_waiting", "retry_for", "flush_for")
         for name in numbers:

@@ -1,0 +1,204 @@
+"""The plugin in Hermes's configuration: enabling it, and why it is not bound.
+
+Hermes binds it only if the package is installed beside it, `plugins.enabled` names it, and a
+stanza (or the environment) switches its platform on. Whatever is missing, Hermes says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from molecule_hermes.config import Settings
+from molecule_hermes.errors import StartError, redact
+from molecule_hermes.hermes_home import HermesHome
+from molecule_hermes.plugin.settings import ENTRY_POINT, PLATFORM, hermes_settings
+
+__all__ = ["Hermes", "NotBoundError", "diagnose", "enable", "platform_state", "running_hermes"]
+
+_ENABLE = "molecule-hermes plugin enable"
+_FIND = (
+    "import importlib.metadata as m, sys;"
+    "found = m.entry_points(group='hermes_agent.plugins', name=sys.argv[1]);"
+    "sys.exit(0 if list(found) else 9)"
+)
+
+
+class NotBoundError(StartError):
+    """The plugin is not bound; `cause` is one word for programs."""
+
+    def __init__(self, cause: str, message: str, hint: str) -> None:
+        super().__init__(f"the plugin is not bound: {message}", hint)
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class Hermes:
+    """A Hermes to look at: where it lives and what runs it."""
+
+    home: HermesHome
+    environ: Mapping[str, str]
+    python: str = sys.executable
+    logs: Sequence[Path] = ()
+
+
+def running_hermes(home: HermesHome, environ: Mapping[str, str]) -> Hermes:
+    """The gateway that runs on the home, with its own interpreter and environment."""
+    logs = [home.path / "logs" / name for name in ("gateway.log", "agent.log", "errors.log")]
+    try:
+        process = psutil.Process(home.running_gateway() or -1)
+        return Hermes(home, process.environ(), process.cmdline()[0], logs)
+    except (psutil.Error, ValueError, IndexError):
+        return Hermes(home, environ, logs=logs)
+
+
+def enable(home: HermesHome, settings: Settings, *, even_if_disabled: bool = False) -> None:
+    """Merges the stanza and `plugins.enabled`; can be run again and again."""
+    home.create()
+    host, port = settings.platform_host, settings.platform_port
+    extra = {"host": host, "port": port, "system_prompt": settings.system_prompt}
+    required = {"platforms": {PLATFORM: {"enabled": True, "extra": extra}}}
+    home.merge_config(required, hermes_settings(host, port))
+    home.change_list(("plugins", "enabled"), add=ENTRY_POINT)
+    if even_if_disabled:
+        home.change_list(("plugins", "disabled"), remove=ENTRY_POINT)
+
+
+async def platform_state(api_base: str, api_key: str) -> Mapping[str, Any] | None:
+    """What Hermes says of our platform: its state, {} if it knows none, None if it cannot say.
+
+    `status` stays "ok" whatever happens to a platform: only `platforms` tells.
+    """
+    root = api_base.removesuffix("/v1")
+    headers = {"Authorization": f"Bearer {api_key}"}
+    try:
+        async with httpx.AsyncClient(timeout=5.0, trust_env=False) as http:
+            answer = (await http.get(f"{root}/health/detailed", headers=headers)).json()
+        if answer["gateway_state"] != "running":
+            return None
+        state = answer["platforms"].get(PLATFORM, {})
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return state if isinstance(state, Mapping) else {}
+
+
+def diagnose(hermes: Hermes, state: Mapping[str, Any] | None) -> NotBoundError:
+    """Why the plugin is not bound, the first cause that explains it."""
+    config = hermes.home.read_config()
+    return (
+        _not_installed(hermes)
+        or _safe_mode(hermes)
+        or _not_enabled(hermes.home, config)
+        or _load_error(hermes)
+        or _no_stanza(hermes, config)
+        or _fatal(state)
+        or _unknown(hermes, state)
+    )
+
+
+def _not_installed(hermes: Hermes) -> NotBoundError | None:
+    try:
+        command = [hermes.python, "-c", _FIND, ENTRY_POINT]
+        found = subprocess.run(command, timeout=30, check=False, capture_output=True)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return None
+    if found.returncode != 9:
+        return None
+    return NotBoundError(
+        "not_installed",
+        f"molecule-hermes is not installed in Hermes's environment ({hermes.python})",
+        f"{hermes.python} -m pip install molecule-hermes",
+    )
+
+
+def _safe_mode(hermes: Hermes) -> NotBoundError | None:
+    if hermes.environ.get("HERMES_SAFE_MODE", "").strip().lower() not in {"1", "true", "yes", "on"}:
+        return None
+    return NotBoundError(
+        "safe_mode", "HERMES_SAFE_MODE is set, so Hermes loads no plugin", "unset it and restart"
+    )
+
+
+def _not_enabled(home: HermesHome, config: Mapping[str, Any]) -> NotBoundError | None:
+    plugins = config.get("plugins")
+    plugins = plugins if isinstance(plugins, Mapping) else {}
+    if ENTRY_POINT in (plugins.get("disabled") or ()):
+        return NotBoundError(
+            "disabled",
+            f"{home.config_file} lists {ENTRY_POINT} in plugins.disabled",
+            f"take it out, or run `{_ENABLE}`; then restart Hermes",
+        )
+    if ENTRY_POINT in (plugins.get("enabled") or ()):
+        return None
+    return NotBoundError(
+        "not_enabled",
+        f"{home.config_file} does not list {ENTRY_POINT} in plugins.enabled",
+        f"run `{_ENABLE}`, then restart Hermes",
+    )
+
+
+def _no_stanza(hermes: Hermes, config: Mapping[str, Any]) -> NotBoundError | None:
+    platforms = config.get("platforms")
+    stanza = platforms.get(PLATFORM) if isinstance(platforms, Mapping) else None
+    by_env = any(
+        hermes.environ.get(name, "").strip()
+        for name in ("MOLECULE_A2A_PLATFORM_ENABLED", "MOLECULE_A2A_PLATFORM_PORT")
+    )
+    if isinstance(stanza, Mapping) and stanza.get("enabled", False):
+        return None
+    if stanza is None and by_env:
+        return None
+    what = "has no" if stanza is None else "switches off its"
+    return NotBoundError(
+        "no_stanza",
+        f"{hermes.home.config_file} {what} stanza platforms.{PLATFORM}",
+        f"run `{_ENABLE}`, then restart Hermes",
+    )
+
+
+def _load_error(hermes: Hermes) -> NotBoundError | None:
+    for log in hermes.logs:
+        try:
+            lines = log.read_text(encoding="utf-8", errors="replace")[-200_000:].splitlines()
+        except OSError:
+            continue
+        for line in reversed(lines):
+            if f"'{ENTRY_POINT}'" in line and ("Failed to load" in line or "no register()" in line):
+                return NotBoundError(
+                    "load_error",
+                    f"Hermes could not load it: {redact(line.strip())}",
+                    "mend the installation (pip install --force-reinstall molecule-hermes)",
+                )
+    return None
+
+
+def _fatal(state: Mapping[str, Any] | None) -> NotBoundError | None:
+    if not state or state.get("state") not in ("fatal", "retrying"):
+        return None
+    reason = redact(str(state.get("error_message") or "no reason given"))
+    code = str(state.get("error_code") or "")
+    if "port" in code or "in use" in reason or "taken" in reason:
+        return NotBoundError(
+            "port_taken", reason, "stop who holds it, or set MOLECULE_A2A_PLATFORM_PORT"
+        )
+    return NotBoundError("fatal", reason, "see Hermes's log")
+
+
+def _unknown(hermes: Hermes, state: Mapping[str, Any] | None) -> NotBoundError:
+    if hermes.home.running_gateway() is None:
+        message, hint = "no Hermes runs on that folder", "start it: `molecule-hermes up`"
+        return NotBoundError("not_running", message, hint)
+    told = f"Hermes says {json.dumps(dict(state))}" if state else "Hermes does not know it"
+    return NotBoundError(
+        "unknown",
+        f"it is enabled, but {told}",
+        "restart Hermes if it was started before the plugin was enabled; else see its log",
+    )

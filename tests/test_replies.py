@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from molecule_hermes.errors import Draining, InternalFailure, Interrupted
+from molecule_hermes.replies import MAX_EARLY, Event, Replies, Reply
+from molecule_hermes.turns import (
+    Cancelled,
+    Completed,
+    Failed,
+    FileProduced,
+    Notice,
+    Question,
+    TextDelta,
+    ToolProgress,
+    Usage,
+)
+from molecule_hermes.wire import Callback
+
+
+def callback(content: str = "", seq: int | None = None, to: str = "m", **metadata: Any) -> Callback:
+    if seq is not None:
+        metadata["seq"] = seq
+    return Callback.parse(
+        {"chat_id": "c", "content": content, "reply_to": to, "metadata": metadata}
+    )
+
+
+def delta(text: str, seq: int, to: str = "m") -> Callback:
+    return callback(text, seq, to, type="delta")
+
+
+def final(text: str, seq: int | None = None, to: str = "m", **more: Any) -> Callback:
+    return callback(text, seq, to, type="final", **({"status": "completed"} | more))
+
+
+def drained(reply: Reply) -> list[Event]:
+    events = []
+    while not reply._events.empty():
+        if (event := reply._events.get_nowait()) is not None:
+            events.append(event)
+    return events
+
+
+async def test_a_reply_comes_to_whoever_registered_for_it() -> None:
+    replies = Replies()
+    with replies.register("m") as reply:
+        assert replies.take(delta("he", 0)) == "taken"
+        assert replies.take(final("hello", 1)) == "taken"
+        assert drained(reply) == [TextDelta("he"), Completed("hello")]
+        assert reply.ended
+        assert reply.final
+
+
+async def test_nobody_waits_is_stale_before_and_after() -> None:
+    replies = Replies()
+    assert replies.take(final("x")) == "stale"
+    with replies.register("m"):
+        assert replies.take(final("x")) == "taken"
+        assert replies.take(final("again")) == "stale"
+    assert replies.take(final("late")) == "stale"
+    assert len(replies) == 0
+
+
+async def test_somebody_elses_reply_is_not_ours() -> None:
+    replies = Replies()
+    with replies.register("m") as reply:
+        assert replies.take(final("x", to="other")) == "stale"
+        assert drained(reply) == []
+
+
+async def test_out_of_order_is_put_right_and_doubles_are_dropped() -> None:
+    replies = Replies()
+    with replies.register("m") as reply:
+        order = [2, 0, 0, 1, 2, 4, 3]
+        told = [replies.take(delta(str(n), n)) for n in order]
+        assert [e.text for e in drained(reply)] == ["0", "1", "2", "3", "4"]  # type: ignore[union-attr]
+    assert told == ["taken", "taken", "duplicate", "taken", "duplicate", "taken", "taken"]
+
+
+async def test_an_end_that_overtakes_waits_for_what_it_overtook() -> None:
+    replies = Replies()
+    with replies.register("m") as reply:
+        replies.take(final("ab", 2))
+        assert reply.incomplete
+        assert not reply.ended
+        replies.take(delta("a", 0))
+        replies.take(delta("b", 1))
+        assert drained(reply) == [TextDelta("a"), TextDelta("b"), Completed("ab")]
+
+
+async def test_a_gap_that_nobody_fills_is_given_up() -> None:
+    replies = Replies()
+    with replies.register("m") as reply:
+        replies.take(delta("c", 5))
+        replies.take(final("abc", 7))
+        reply.give_up_gaps()
+        assert drained(reply) == [TextDelta("c"), Completed("abc")]
+        assert not reply.incomplete
+
+
+async def test_what_waits_for_a_gap_is_bounded() -> None:
+    replies = Replies()
+    with replies.register("m") as reply:
+        for n in range(1, MAX_EARLY + 2):
+            replies.take(delta("x", n))
+        assert not reply.incomplete
+        assert len(drained(reply)) == MAX_EARLY + 1
+
+
+async def test_an_old_plugins_callback_without_a_type_is_the_answer() -> None:
+    replies = Replies()
+    with replies.register("m") as reply:
+        replies.take(callback("the answer"))
+        assert drained(reply) == [Completed("the answer")]
+
+
+@pytest.mark.parametrize(
+    ("given_", "event"),
+    [
+        (callback("x", type="delta", replace=True), TextDelta("x", replace=True)),
+        (
+            callback("", type="tool", tool="t", phase="end", preview="p", duration=1.5, ok=True),
+            ToolProgress("t", "end", "p", 1.5, True),
+        ),
+        (callback("n", type="notice"), Notice("n")),
+        (callback("n", type="push"), Notice("n")),
+        (
+            callback("cap", type="file", name="a.txt", media_type="text/plain", data="aGk="),
+            FileProduced("a.txt", "text/plain", b"hi", "", "cap"),
+        ),
+        (
+            callback("?", type="approval", question_id="q", choices=["once", "deny"]),
+            Question("q", "approval", "?", ("once", "deny")),
+        ),
+        (callback("?", type="clarify", question_id="q"), Question("q", "clarify", "?")),
+        (final("", status="canceled"), Cancelled()),
+        (
+            final(
+                "x", usage={"input_tokens": 1, "output_tokens": 2, "total_tokens": 3, "model": "m"}
+            ),
+            Completed("x", Usage(1, 2, 3, "m")),
+        ),
+        (final("", silent=True), Completed("")),
+    ],
+)
+async def test_each_type_has_its_event(given_: Callback, event: Event) -> None:
+    with Replies().register("m") as reply:
+        reply.take(given_)
+        assert drained(reply) == [event]
+
+
+@pytest.mark.parametrize(
+    ("given_", "kind"),
+    [
+        (final("", status="failed", error={"kind": "quota", "message": "broke"}), "quota"),
+        (final("", status="failed"), "internal"),
+        (final(""), "empty_reply"),
+        (final(" \n"), "empty_reply"),
+    ],
+)
+async def test_a_bad_end_is_a_failure(given_: Callback, kind: str) -> None:
+    with Replies().register("m") as reply:
+        reply.take(given_)
+        (event,) = drained(reply)
+        assert isinstance(event, Failed)
+        assert event.failure.kind == kind
+
+
+async def test_shutdown_answers_every_waiter_by_name() -> None:
+    replies = Replies()
+    with replies.register("a") as one, replies.register("b") as two:
+        replies.take(final("done", to="a"))
+        replies.end_all()
+        assert drained(one) == [Completed("done")]
+        (event,) = drained(two)
+        assert isinstance(event, Failed)
+        assert isinstance(event.failure, Draining)
+        replies.end_all(Interrupted())
+        assert drained(two) == []
+
+
+async def test_a_message_id_is_registered_once() -> None:
+    replies = Replies()
+    with replies.register("m"), pytest.raises(InternalFailure):
+        replies.register("m")
+
+
+async def test_a_gap_wakes_whoever_waits() -> None:
+    with Replies().register("m") as reply:
+        waiting = asyncio.ensure_future(reply.next())
+        await asyncio.sleep(0)
+        reply.take(delta("late", 1))
+        assert await waiting is None
+        assert reply.incomplete
+
+
+@given(st.integers(), st.integers(1, 8))
+@settings(max_examples=20, deadline=None)
+async def test_a_thousand_pending_at_once_lose_and_cross_nothing(seed: int, pieces: int) -> None:
+    chance = random.Random(seed)
+    replies = Replies()
+    waiting = {f"m{i}": replies.register(f"m{i}") for i in range(1000)}
+    callbacks = []
+    for name in waiting:
+        callbacks += [delta(f"{name}/{n} ", n, name) for n in range(pieces)]
+        callbacks.append(final(f"the end of {name}", pieces, name))
+    callbacks += chance.sample(callbacks, 200)
+    chance.shuffle(callbacks)
+    outcomes = [replies.take(c) for c in callbacks]
+    assert outcomes.count("taken") == 1000 * (pieces + 1)
+    for name, reply in waiting.items():
+        expected = [TextDelta(f"{name}/{n} ") for n in range(pieces)]
+        assert drained(reply) == [*expected, Completed(f"the end of {name}")]
