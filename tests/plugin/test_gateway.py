@@ -389,6 +389,20 @@ async def test_a_question_of_the_agent_is_answered(
     assert "mauve" in callback.content
 
 
+async def test_a_turn_that_asks_can_be_cancelled_and_the_next_message_is_no_answer(
+    hermes: Hermes, callbacks: CallbackServer
+) -> None:
+    asks = 'demo:call=clarify {"question": "Which?"}'
+    message = await hermes.say(callbacks, asks, chat="asking")
+    await callbacks.until(lambda: _question(callbacks, message, Clarify))
+    await hermes.cancel(message)
+    _, final = await callbacks.final(message, 15)
+    assert final.status == "canceled"
+    callback, final = await callbacks.final(await hermes.say(callbacks, "blue", chat="asking"))
+    assert final.status == "completed"
+    assert "blue" in callback.content
+
+
 def _question(callbacks: CallbackServer, message_id: str, kind: type) -> object:
     return next((c for c in callbacks.of(message_id) if isinstance(c.body, kind)), None)
 
