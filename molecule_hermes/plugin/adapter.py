@@ -123,6 +123,10 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         await self.handle_message(await asyncio.to_thread(self._event, turn))
 
     async def stop(self, turn: Turn) -> None:
+        from tools.clarify_gateway import clear_session
+
+        # A question that stays would take the chat's next message for its answer.
+        clear_session(turn.session_key)
         # Only this command also kills the tool that runs; `cancel_session_processing` does not.
         event = MessageEvent("/stop", MessageType.COMMAND, self._source(turn))
         await self.handle_message(event)

@@ -101,7 +101,8 @@ class Desk:
         if turn.cancelled:
             return
         turn.cancelled = True
-        if self._ledger.running(turn.chat_id) is not turn:
+        # Not in Hermes yet: what runs in its chat is another turn, and stays.
+        if not turn.started:
             self.finish(turn)
             return
         task = asyncio.get_running_loop().create_task(self._stop(turn))

@@ -17,7 +17,9 @@ from pathlib import Path
 
 from molecule_hermes.errors import (
     Busy,
+    Draining,
     EmptyReply,
+    InternalFailure,
     Interrupted,
     TurnFailure,
     failure_from_model_error,
@@ -128,11 +130,13 @@ class Turn:
             return self._failed(self.failure)
         if self.interrupted:
             return self._failed(Interrupted())
-        if self.reply is not None and self.agent_ran and not _APOLOGY.match(self.reply):
-            return self._verdict(self.reply)
-        if self.reply:
+        if not self.reply:
+            return self._failed(Interrupted("Hermes ended the turn without an answer"))
+        if not self.agent_ran:
+            return self._failed(_refusal(self.reply))
+        if _APOLOGY.match(self.reply):
             return self._failed(failure_from_model_error(self.reply.strip()))
-        return self._failed(Interrupted("Hermes ended the turn without an answer"))
+        return self._verdict(self.reply)
 
     def forget(self) -> None:
         """Keeps only what a push needs: the names, the address and the counter."""
@@ -276,6 +280,15 @@ class Ledger:
                 return
         del self._chats[keep]
         raise Busy("too many conversations at once")
+
+
+def _refusal(text: str) -> TurnFailure:
+    """What Hermes means by a reply for which it did not run the agent (run.py:11122, 11372)."""
+    if re.search(r"drain|restart|shutting down|maintenance", text, re.IGNORECASE):
+        return Draining()
+    if re.search(r"too many|limit|concurrent|maximum", text, re.IGNORECASE):
+        return Busy(text.strip())
+    return InternalFailure(text.strip())
 
 
 def _size(inbound: Inbound) -> int:

@@ -160,6 +160,7 @@ async def test_cancel_before_hermes_has_begun_does_not_reach_hermes(room: Room) 
     room.desk.cancel("1")
     await ended(turn)
     assert room.finals() == [("1", "canceled")]
+    assert room.gateway.stopped == []
     with pytest.raises(UnknownNameError):
         room.desk.cancel("1")
 

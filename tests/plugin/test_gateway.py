@@ -57,8 +57,8 @@ async def test_text_arrives_while_it_is_written(hermes: Hermes, callbacks: Callb
 
 
 async def test_a_long_answer_is_one_answer(hermes: Hermes, callbacks: CallbackServer) -> None:
-    callback, _ = await callbacks.final(await hermes.say(callbacks, "demo:words=20000"))
-    assert callback.content == " ".join(f"word{number}" for number in range(20_000))
+    callback, _ = await callbacks.final(await hermes.say(callbacks, "demo:words=5000"))
+    assert callback.content == " ".join(f"word{number}" for number in range(5000))
 
 
 async def test_a_conversation_is_remembered(hermes: Hermes, callbacks: CallbackServer) -> None:
@@ -387,6 +387,20 @@ async def test_a_question_of_the_agent_is_answered(
     callback, final = await callbacks.final(message)
     assert final.status == "completed"
     assert "mauve" in callback.content
+
+
+async def test_a_turn_that_asks_can_be_cancelled_and_the_next_message_is_no_answer(
+    hermes: Hermes, callbacks: CallbackServer
+) -> None:
+    asks = 'demo:call=clarify {"question": "Which?"}'
+    message = await hermes.say(callbacks, asks, chat="asking")
+    await callbacks.until(lambda: _question(callbacks, message, Clarify))
+    await hermes.cancel(message)
+    _, final = await callbacks.final(message, 15)
+    assert final.status == "canceled"
+    callback, final = await callbacks.final(await hermes.say(callbacks, "blue", chat="asking"))
+    assert final.status == "completed"
+    assert "blue" in callback.content
 
 
 def _question(callbacks: CallbackServer, message_id: str, kind: type) -> object:

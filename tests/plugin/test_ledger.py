@@ -162,11 +162,12 @@ def test_what_an_answer_means(text: str, expected: tuple[str, str, str]) -> None
 @pytest.mark.parametrize(
     ("reply", "ran", "expected"),
     [
-        ("a runtime without hooks says this", True, "completed"),
-        ("⏳ Gateway is draining", False, "failed"),
-        ("You have too many sessions", False, "failed"),
-        ("API call failed after 3 retries: timeout", True, "failed"),
-        (None, True, "failed"),
+        ("a runtime without hooks says this", True, ""),
+        ("⏳ Gateway is draining and is not accepting new work.", False, "draining"),
+        ("Too many active sessions", False, "busy"),
+        ("Something else", False, "internal"),
+        ("API call failed after 3 retries: timeout", True, "timeout"),
+        (None, True, "interrupted"),
     ],
 )
 def test_a_reply_without_an_end_of_the_agent_counts_only_if_it_ran(
@@ -174,7 +175,7 @@ def test_a_reply_without_an_end_of_the_agent_counts_only_if_it_ran(
 ) -> None:
     one = turn()
     one.reply, one.agent_ran = reply, ran
-    assert verdict(one)[0] == expected
+    assert verdict(one)[1] == expected
 
 
 def test_usage_adds_up() -> None:

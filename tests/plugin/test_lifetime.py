@@ -39,6 +39,42 @@ async def test_sigterm_lets_the_turn_end_and_gives_every_message_its_final(tmp_p
             assert (final.status, final.error.kind) == ("failed", "draining")
 
 
+async def test_while_hermes_restores_its_sessions_messages_are_refused(tmp_path: Path) -> None:
+    async with (
+        callback_server() as callbacks,
+        running_hermes(tmp_path, until="connected") as hermes,
+    ):
+        inbound = Inbound("c", "peer", "early", callbacks.url, "I am early").to_json()
+        refusals = []
+
+        async def accepted() -> bool:
+            status, body = await hermes.post(INBOUND_PATH, inbound)
+            refusals.append((status, body.get("error")))
+            return status == 202
+
+        await hermes.until(accepted)
+        assert set(refusals[:-1]) == {(503, "Hermes is starting")}
+        _, final = await callbacks.final("early")
+        assert final.status == "completed"
+
+
+async def test_after_a_crash_the_conversation_goes_on_and_nothing_runs_unasked(
+    tmp_path: Path,
+) -> None:
+    async with callback_server() as callbacks:
+        async with running_hermes(tmp_path) as hermes:
+            await callbacks.final(await hermes.say(callbacks, "my colour is teal", chat="c"))
+            cut = await hermes.say(callbacks, "demo:slow=0.1 one two three", chat="c")
+            await callbacks.until(lambda: callbacks.of(cut))
+            # Leaving the block kills it.
+        callbacks.taken.clear()
+        async with running_hermes(tmp_path) as hermes:
+            message = await hermes.say(callbacks, "which colour?", chat="c")
+            callback, _ = await callbacks.final(message)
+            assert "teal" in callback.content
+            assert {c.reply_to for c in callbacks.taken} == {message}
+
+
 async def test_a_turn_that_outlasts_the_drain_is_interrupted(tmp_path: Path) -> None:
     over = {"agent": {"restart_drain_timeout": 1}}
     async with callback_server() as callbacks, running_hermes(tmp_path, over=over) as hermes:
