@@ -6,6 +6,7 @@ stanza (or the environment) switches its platform on. Whatever is missing, Herme
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -22,7 +23,15 @@ from molecule_hermes.errors import StartError, redact
 from molecule_hermes.hermes_home import HermesHome
 from molecule_hermes.plugin.settings import ENTRY_POINT, PLATFORM, hermes_settings
 
-__all__ = ["Hermes", "NotBoundError", "diagnose", "enable", "platform_state", "running_hermes"]
+__all__ = [
+    "Hermes",
+    "NotBoundError",
+    "diagnose",
+    "enable",
+    "open_first_session",
+    "platform_state",
+    "running_hermes",
+]
 
 _ENABLE = "molecule-hermes plugin enable"
 _FIND = (
@@ -77,17 +86,32 @@ async def platform_state(api_base: str, api_key: str) -> Mapping[str, Any] | Non
 
     `status` stays "ok" whatever happens to a platform: only `platforms` tells.
     """
-    root = api_base.removesuffix("/v1")
-    headers = {"Authorization": f"Bearer {api_key}"}
     try:
-        async with httpx.AsyncClient(timeout=5.0, trust_env=False) as http:
-            answer = (await http.get(f"{root}/health/detailed", headers=headers)).json()
+        async with _hermes_api(api_base, api_key) as http:
+            answer = (await http.get("/health/detailed")).json()
         if answer["gateway_state"] != "running":
             return None
         state = answer["platforms"].get(PLATFORM, {})
     except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return state if isinstance(state, Mapping) else {}
+
+
+async def open_first_session(api_base: str, api_key: str) -> None:
+    """Where no session exists, Hermes appends a note for newcomers to the first peer's message."""
+    with contextlib.suppress(httpx.HTTPError, ValueError, AttributeError):
+        async with _hermes_api(api_base, api_key) as http:
+            if not (await http.get("/api/sessions")).json().get("data"):
+                await http.post("/api/sessions", json={})
+
+
+def _hermes_api(api_base: str, api_key: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=api_base.removesuffix("/v1"),
+        headers={"Authorization": f"Bearer {api_key}"},
+        timeout=5.0,
+        trust_env=False,
+    )
 
 
 def diagnose(hermes: Hermes, state: Mapping[str, Any] | None) -> NotBoundError:
@@ -107,7 +131,9 @@ def diagnose(hermes: Hermes, state: Mapping[str, Any] | None) -> NotBoundError:
 def _not_installed(hermes: Hermes) -> NotBoundError | None:
     try:
         command = [hermes.python, "-c", _FIND, ENTRY_POINT]
-        found = subprocess.run(command, timeout=30, check=False, capture_output=True)  # noqa: S603
+        found = subprocess.run(  # noqa: S603 - Hermes's own interpreter
+            command, env=dict(hermes.environ), timeout=30, check=False, capture_output=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     if found.returncode != 9:

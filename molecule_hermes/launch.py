@@ -17,7 +17,14 @@ from typing import Literal
 from molecule_hermes import __version__
 from molecule_hermes.config import Settings, unknown_variables
 from molecule_hermes.demo_model import demo_model
-from molecule_hermes.enablement import Hermes, NotBoundError, diagnose, enable, platform_state
+from molecule_hermes.enablement import (
+    Hermes,
+    NotBoundError,
+    diagnose,
+    enable,
+    open_first_session,
+    platform_state,
+)
 from molecule_hermes.errors import ConfigError, StartError
 from molecule_hermes.gateway import (
     SECRET_VARIABLE,
@@ -128,6 +135,7 @@ class _Run:
             report = await bridge.health.ready()
             now = time.monotonic()
             if report.ready:
+                await open_first_session(self.settings.hermes_api_base, self.credentials.api_key)
                 self.say(f"  Hermes   ready after {now - began:.1f} s")
                 return
             if now - began > budget:

@@ -65,21 +65,26 @@ def environment(state_dir: Path, **more: str) -> dict[str, str]:
         "MOLECULE_HERMES_STATE_DIR": str(state_dir),
         "MOLECULE_HERMES_PORT": str(free_port()),
         "HERMES_API_BASE": f"http://127.0.0.1:{free_port()}/v1",
+        "MOLECULE_A2A_PLATFORM_PORT": str(free_port()),
+        "MOLECULE_A2A_CALLBACK_PORT": str(free_port()),
         **more,
     }
 
 
 @asynccontextmanager
-async def up(environ: dict[str, str], *, ready: bool = True) -> AsyncIterator[Stack]:
+async def up(
+    environ: dict[str, str], *options: str, ready: bool = True, python: str = sys.executable
+) -> AsyncIterator[Stack]:
     state_dir = Path(environ["MOLECULE_HERMES_STATE_DIR"])
     state_dir.mkdir(parents=True, exist_ok=True)
     log = state_dir / "up.log"
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
+            python,
             "-m",
             "molecule_hermes.cli",
             "up",
+            *options,
             env=environ,
             stdout=out,
             stderr=out,
@@ -107,6 +112,6 @@ def stack_alive(stack: Stack) -> bool:
 def secrets_in(environ: dict[str, str]) -> list[str]:
     """The secrets that this stack made or was given."""
     env_file = Path(environ["MOLECULE_HERMES_STATE_DIR"]) / "hermes" / ".env"
-    made = re.findall(r"^API_SERVER_KEY=(.+)$", env_file.read_text(), re.M)
+    made = re.findall(r"^\w+_(?:KEY|SECRET)=(.+)$", env_file.read_text(), re.M)
     tokens = environ.get("MOLECULE_HERMES_PEER_TOKENS", "")
     return made + [entry.split(":", 1)[1] for entry in tokens.split(",") if entry]

@@ -57,8 +57,9 @@ async def recorder() -> AsyncIterator[Recorder]:
         await runner.cleanup()
 
 
+@pytest.mark.parametrize("way", ["plugin", "chat"])
 async def test_a_custom_server_gets_the_model_the_key_and_the_system_prompt(
-    tmp_path: Path,
+    tmp_path: Path, way: str
 ) -> None:
     async with recorder() as llm:
         environ = environment(
@@ -68,7 +69,7 @@ async def test_a_custom_server_gets_the_model_the_key_and_the_system_prompt(
             HERMES_INFERENCE_MODEL="the-model",
             MOLECULE_HERMES_SYSTEM_PROMPT="Answer in rhymes.",
         )
-        async with up(environ) as stack, peer(stack.url) as client:
+        async with up(environ, "--transport", way) as stack, peer(stack.url) as client:
             turn = await ask(client, "hi")
             output = stack.output
     assert turn.text == "recorded"

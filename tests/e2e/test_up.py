@@ -21,7 +21,6 @@ from a2a.utils.errors import TaskNotFoundError
 
 from molecule_hermes.client import message
 from tests.e2e.stack import Stack, environment, secrets_in, up
-from tests.fakes import free_port
 from tests.peers import Turn, ask, peer, reply_text, state
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -29,10 +28,15 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 ALICE, BOB = "alice-token-0123456789", "bob-token-0123456789"
 
 
-@pytest.fixture(scope="module")
-def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    tokens = f"alice:{ALICE},bob:{BOB}"
-    return environment(tmp_path_factory.mktemp("stack"), MOLECULE_HERMES_PEER_TOKENS=tokens)
+@pytest.fixture(scope="module", params=["plugin", "chat"])
+def environ(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> dict[str, str]:
+    return environment(
+        tmp_path_factory.mktemp("stack"),
+        MOLECULE_HERMES_PEER_TOKENS=f"alice:{ALICE},bob:{BOB}",
+        MOLECULE_A2A_PLATFORM_ENABLED="true" if request.param == "plugin" else "false",
+    )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -149,6 +153,49 @@ async def test_twenty_turns_at_once_are_all_answered_rightly(stack: Stack) -> No
     assert all(f"You said: number {i}." in t.text for i, t in enumerate(turns))
 
 
+async def test_five_messages_at_once_in_one_context_are_answered_in_order(stack: Stack) -> None:
+    async with peer(stack.url, token=ALICE) as client, asyncio.timeout(90):
+        turns = []
+        for i in range(5):
+            stream = client.send_message(message(f"question {i}.", "five"))
+            turns.append((await anext(stream), stream))
+        ended = []
+        for i, (first, stream) in enumerate(turns):
+            turn = Turn()
+            turn.add(first)
+            async for event in stream:
+                turn.add(event)
+            assert turn.states[-1] == "COMPLETED"
+            assert f"You said: question {i}." in turn.text
+            ended.append(turn)
+    assert "question 0.; question 1.; question 2.; question 3." in ended[4].text
+
+
+async def test_hermes_killed_under_a_turn_ends_it_within_seconds(stack: Stack) -> None:
+    async with peer(stack.url, token=ALICE) as client:
+        turn = Turn()
+        killed = 0.0
+        async for event in client.send_message(message("demo:slow=1 a b c d e f g h i j")):
+            turn.add(event)
+            if turn.updates and not killed:
+                os.kill(stack.hermes_pid(), signal.SIGKILL)
+                killed = time.monotonic()
+        took = time.monotonic() - killed
+    assert turn.states[-1] == "FAILED"
+    assert turn.failure["kind"] == "interrupted"
+    assert turn.text.startswith("Demo")
+    assert took < 8
+    await stack.until_ready()
+
+
+async def test_a_slash_command_is_only_text(stack: Stack) -> None:
+    async with peer(stack.url, token=ALICE) as client:
+        for text in ("/help", "/new", "restart gateway"):
+            turn = await ask(client, text)
+            assert turn.states[-1] == "COMPLETED"
+            assert f"You said: {text}" in turn.text
+
+
 async def test_the_card_and_the_terminal_say_demo_model(stack: Stack) -> None:
     async with httpx.AsyncClient() as http:
         card = (await http.get(stack.url + "/.well-known/agent-card.json")).json()
@@ -174,11 +221,7 @@ async def test_the_doctor_finds_all_well(stack: Stack, environ: dict[str, str]) 
 async def test_a_second_one_on_the_same_home_is_told_so(
     stack: Stack, environ: dict[str, str]
 ) -> None:
-    other = environ | {
-        "MOLECULE_HERMES_PORT": str(free_port()),
-        "HERMES_API_BASE": f"http://127.0.0.1:{free_port()}/v1",
-    }
-    ended = await _run_up(other)
+    ended = await _run_up(environment(Path(environ["MOLECULE_HERMES_STATE_DIR"])))
     assert ended.returncode == 1
     assert f"pid {stack.hermes_pid()}" in ended.stderr
 
