@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Times a turn through the plugin and through chat completions, on one real Hermes, in one run.
+
+Starts `molecule-hermes up` (plugin) and beside it `molecule-hermes serve` (chat completions) on the
+same Hermes with the demo model, alternates turns between them, and prints medians and their ratio.
+Run it with the project's environment: .venv/bin/python scripts/compare_transports.py [TURNS]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx
+
+from molecule_hermes.client import connect, message
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+async def start(environ: dict[str, str], *words: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "molecule_hermes.cli",
+        *words,
+        env=environ,
+        stdout=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+async def until_ready(url: str) -> None:
+    async with asyncio.timeout(120), httpx.AsyncClient(timeout=5, trust_env=False) as http:
+        while True:
+            try:
+                if (await http.get(f"{url}/readyz")).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(0.1)
+
+
+async def turn(url: str, context: str) -> tuple[float, float]:
+    """Seconds to the first text and to the end."""
+    began = time.perf_counter()
+    first = 0.0
+    async with connect(url) as client:
+        async for event in client.send_message(message("hello", context)):
+            if event.HasField("artifact_update") and not first:
+                first = time.perf_counter() - began
+    return first, time.perf_counter() - began
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("turns", type=int, nargs="?", default=30, help="turns each (default 30)")
+    turns = parser.parse_args().turns
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="compare-")))
+        environ = os.environ | {
+            "HOME": str(folder),
+            "MOLECULE_HERMES_STATE_DIR": str(folder / "state"),
+            "MOLECULE_HERMES_PORT": free_port(),
+            "MOLECULE_A2A_PLATFORM_PORT": free_port(),
+            "MOLECULE_A2A_CALLBACK_PORT": free_port(),
+            "HERMES_API_BASE": f"http://127.0.0.1:{free_port()}/v1",
+        }
+        beside = environ | {"MOLECULE_HERMES_PORT": free_port()}
+        urls = {
+            way: f"http://127.0.0.1:{env['MOLECULE_HERMES_PORT']}"
+            for way, env in (("plugin", environ), ("chat", beside))
+        }
+        print("… starting Hermes and two bridges", flush=True)
+        for env, words in ((environ, ["up"]), (beside, ["serve", "--transport", "chat"])):
+            process = await start(env, *words)
+            stack.push_async_callback(process.wait)
+            stack.callback(process.send_signal, signal.SIGTERM)
+            await until_ready(f"http://127.0.0.1:{env['MOLECULE_HERMES_PORT']}")
+        taken: dict[str, list[tuple[float, float]]] = {"plugin": [], "chat": []}
+        for i in range(turns + 1):
+            for way, url in urls.items():
+                figures = await turn(url, f"{way}-{i % 5}")
+                if i:  # the first warms Hermes up
+                    taken[way].append(figures)
+            if i % 10 == 0:
+                print(f"… {i} of {turns} turns each", flush=True)
+        report(taken)
+
+
+def report(taken: dict[str, list[tuple[float, float]]]) -> None:
+    print(f"{'through':10} {'first text':>12} {'whole turn':>12}   (medians, ms)")
+    medians = {
+        way: [statistics.median(column) * 1000 for column in zip(*rows, strict=True)]
+        for way, rows in taken.items()
+    }
+    for way, (first, whole) in medians.items():
+        print(f"{way:10} {first:12.0f} {whole:12.0f}")
+    ratios = [c / p for c, p in zip(medians["chat"], medians["plugin"], strict=True)]
+    print(f"{'chat/plugin':10} {ratios[0]:11.2f} {ratios[1]:12.2f}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
