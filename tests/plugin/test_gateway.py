@@ -44,7 +44,10 @@ async def test_a_message_is_answered(hermes: Hermes, callbacks: CallbackServer) 
     assert final.usage.model == "molecule-demo"
     assert final.usage.total_tokens > final.usage.input_tokens > 0
     assert set(callbacks.secrets) == {SECRET}
-    assert (await hermes.health()) == {"ok": True, "ready": True, "active": 0}
+    health = await hermes.health()
+    instance = health.pop("instance")
+    assert health == {"ok": True, "ready": True, "active": 0}
+    assert instance == (await hermes.health())["instance"]
 
 
 async def test_text_arrives_while_it_is_written(hermes: Hermes, callbacks: CallbackServer) -> None:
@@ -215,8 +218,10 @@ async def test_a_waiting_message_can_be_cancelled(
 
 async def test_the_same_message_runs_once(hermes: Hermes, callbacks: CallbackServer) -> None:
     inbound = Inbound("twice", "peer", "twice-1", callbacks.url, "demo:slow=0.02 once")
-    assert await hermes.post(INBOUND_PATH, inbound.to_json()) == (202, {"ok": True})
-    again = (202, {"ok": True, "duplicate": True})
+    instance = (await hermes.health())["instance"]
+    first = (202, {"ok": True, "instance": instance})
+    again = (202, {"ok": True, "instance": instance, "duplicate": True})
+    assert await hermes.post(INBOUND_PATH, inbound.to_json()) == first
     assert await hermes.post(INBOUND_PATH, inbound.to_json()) == again
     await callbacks.final("twice-1")
     assert await hermes.post(INBOUND_PATH, inbound.to_json()) == again
