@@ -158,7 +158,10 @@ async def _plugin(settings: Settings) -> str:
             home = HermesHome(settings.home)
             state = await platform_state(settings.hermes_api_base, credentials.api_key)
             hermes = await asyncio.to_thread(running_hermes, home, os.environ)
-            raise await asyncio.to_thread(diagnose, hermes, state) from None
+            why = await asyncio.to_thread(diagnose, hermes, state)
+            if settings.platform_enabled is None:
+                why.hint += " (MOLECULE_A2A_PLATFORM_ENABLED=false if it is not wanted)"
+            raise why from None
     return f"bound at {settings.platform_url}"
 
 

@@ -25,7 +25,7 @@ from molecule_hermes.enablement import (
     open_first_session,
     platform_state,
 )
-from molecule_hermes.errors import ConfigError, StartError
+from molecule_hermes.errors import ConfigError, StartError, TurnFailure
 from molecule_hermes.gateway import (
     SECRET_VARIABLE,
     Credentials,
@@ -121,7 +121,7 @@ class _Run:
             self.signals.again = bridge.hasten.set
             waits = [self._until_ready(bridge), self.gateway.failed()]
             if way == "plugin":
-                waits.append(self._until_not_bound())
+                waits.append(self._until_not_bound(transport))
             if await self.signals.first(*waits):
                 self.say(_banner(bridge.url, way, self.model))
                 await self.signals.first(self.gateway.failed())
@@ -149,18 +149,26 @@ class _Run:
                 told = now
             await asyncio.sleep(0.1)
 
-    async def _until_not_bound(self) -> None:
+    async def _until_not_bound(self, transport: Transport) -> None:
         """Raises `NotBoundError` once Hermes runs without the plugin; never returns."""
-        settings, seen = self.settings, 0
-        while seen < 3:
+        key, seen = self.credentials.api_key, 0
+        state: Mapping[str, object] | None = None
+        while seen < 4:
             await asyncio.sleep(0.5)
-            key = self.credentials.api_key
-            state = await platform_state(settings.hermes_api_base, key)
-            bound = state is None or state.get("state") in ("connected", "connecting", "starting")
-            seen = 0 if bound else seen + 1
+            state = await platform_state(self.settings.hermes_api_base, key)
+            bound = state is None or state.get("state") == "connected"
+            seen = 0 if bound or await _answers(transport) else seen + 1
         logs = [self.gateway.log_file, *(self.gateway.home.path / "logs").glob("*.log")]
         hermes = Hermes(self.gateway.home, self.environ, logs=logs)
         raise await asyncio.to_thread(diagnose, hermes, state)
+
+
+async def _answers(transport: Transport) -> bool:
+    try:
+        await transport.check()
+    except TurnFailure:
+        return False
+    return True
 
 
 async def serve(

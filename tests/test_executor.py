@@ -17,6 +17,7 @@ from molecule_hermes.turns import (
     Cancelled,
     Completed,
     Failed,
+    FileProduced,
     Notice,
     TextDelta,
     ToolProgress,
@@ -71,6 +72,36 @@ async def test_interim_text_is_replaced_by_what_follows_a_tool(bridge: StartBrid
         turn = await ask(client, "hi")
     assert turn.text == "Found."
     assert turn.progress == ["terminal: ls", "terminal done in 1.2 s", "retrying"]
+
+
+async def test_a_file_becomes_an_artifact_of_its_own(bridge: StartBridge) -> None:
+    transport = ScriptedTransport(
+        FileProduced("cat.png", "image/png", b"meow", caption="a cat"),
+        FileProduced("dog.png", "image/png", url="https://example.com/dog.png"),
+        TextDelta("Here."),
+        Completed("Here."),
+    )
+    async with bridge(transport) as b, peer(b.url) as client:
+        turn = await ask(client, "hi")
+        task = await client.get_task(GetTaskRequest(id=turn.task_id))
+    cat, dog, reply = task.artifacts
+    assert (cat.name, cat.parts[0].raw, cat.parts[0].media_type) == (
+        "cat.png",
+        b"meow",
+        "image/png",
+    )
+    assert cat.parts[1].text == "a cat"
+    assert (dog.name, dog.parts[0].url) == ("dog.png", "https://example.com/dog.png")
+    assert reply.parts[0].text == "Here."
+
+
+async def test_an_agent_that_chooses_to_say_nothing_completes_without_an_artifact(
+    bridge: StartBridge,
+) -> None:
+    async with bridge(ScriptedTransport(Completed(""))) as b, peer(b.url) as client:
+        turn = await ask(client, "hi")
+    assert turn.states[-1] == "COMPLETED"
+    assert turn.updates == 0
 
 
 @pytest.mark.parametrize("kind", sorted(FAILURES))
