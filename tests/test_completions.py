@@ -11,8 +11,22 @@ from hypothesis import strategies as st
 from molecule_hermes.transports.completions import StreamError, parse_chunk, parse_tool
 
 _keys = st.sampled_from(
-    "choices delta content finish_reason usage error message hermes tool label status "
-    "prompt_tokens completion_tokens total_tokens".split()
+    [
+        "choices",
+        "delta",
+        "content",
+        "finish_reason",
+        "usage",
+        "error",
+        "message",
+        "hermes",
+        "tool",
+        "label",
+        "status",
+        "prompt_tokens",
+        "completion_tokens",
+        "total_tokens",
+    ]
 )
 _json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
