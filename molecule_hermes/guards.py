@@ -34,7 +34,7 @@ class PeerTokens(AuthenticationBackend):
         self._open_paths = open_paths
 
     async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, SimpleUser] | None:
-        if not self._tokens or conn.url.path in self._open_paths:
+        if not self._tokens or conn.scope["path"] in self._open_paths:
             return None
         scheme, _, token = conn.headers.get("authorization", "").partition(" ")
         peer = self._peer(token.strip().encode("utf-8", "surrogateescape"))
