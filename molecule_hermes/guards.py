@@ -17,7 +17,7 @@ from starlette.authentication import (
     AuthenticationError,
     SimpleUser,
 )
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -107,6 +107,8 @@ class BodyGuard:
                 refusal = 408, InvalidRequestError("the body did not arrive in time")
             except _TooLargeError:
                 refusal = self._too_large()
+            except ClientDisconnect:
+                return
         if refusal is None and body and not _is_json(headers.get("content-type", "")):
             refusal = 415, ContentTypeNotSupportedError("send application/json")
         if refusal is not None:
@@ -128,7 +130,7 @@ class BodyGuard:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return bytes(body)
+                raise ClientDisconnect
             body += message.get("body", b"")
             if len(body) > self._limit:
                 raise _TooLargeError

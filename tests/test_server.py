@@ -355,3 +355,22 @@ async def test_answers_are_not_crossed_under_load(bridge: StartBridge, hermes: F
         turns = await asyncio.gather(*(ask(client, f"m{i}", f"c{i % 30}") for i in range(90)))
     assert [t.text for t in turns] == [f"you said m{i}" for i in range(90)]
     assert hermes.most_running <= 8
+
+
+async def test_a_request_that_breaks_off_is_not_run(bridge: StartBridge) -> None:
+    transport = ScriptedTransport(Completed("never"))
+    body = json.dumps(rpc("SendMessage", text_message())).encode()
+    async with bridge(transport) as b, httpx.AsyncClient(base_url=b.url) as http:
+        url = httpx.URL(b.url)
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(
+            b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"A2A-Version: 1.0\r\nContent-Length: 9999\r\n\r\n" + body
+        )
+        await writer.drain()
+        writer.write_eof()
+        assert await reader.read() == b""
+        listed = await http.get("/tasks", headers={"A2A-Version": "1.0"})
+        assert listed.json()["tasks"] == []
+        writer.close()
+    assert transport.turns == []
