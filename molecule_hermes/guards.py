@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import logging
 from collections.abc import Collection, Mapping
 
+from a2a.server.jsonrpc_models import JSONParseError
 from a2a.server.request_handlers.response_helpers import build_error_response
 from a2a.utils.error_handlers import build_rest_error_payload
 from a2a.utils.errors import A2AError, ContentTypeNotSupportedError, InvalidRequestError
@@ -111,6 +113,8 @@ class BodyGuard:
                 return
         if refusal is None and body and not _is_json(headers.get("content-type", "")):
             refusal = 415, ContentTypeNotSupportedError("send application/json")
+        elif refusal is None and body and not _is_readable(body):
+            refusal = 400, InvalidRequestError("the body is not JSON that can be read")
         if refusal is not None:
             await self._refuse(scope, *refusal)(scope, receive, send)
             return
@@ -139,9 +143,10 @@ class BodyGuard:
 
     def _refuse(self, scope: Scope, status: int, error: A2AError) -> Response:
         if scope["path"] in self._rpc_paths:
-            # JSON-RPC tells a wrong media type inside the envelope; its clients read no 415.
-            payload = build_error_response(None, error)
-            return JSONResponse(payload, 200 if status == 415 else status)
+            # JSON-RPC tells what is wrong with a body inside the envelope; its clients read no 415.
+            told = JSONParseError(message=str(error)) if status == 400 else error
+            payload = build_error_response(None, told)
+            return JSONResponse(payload, 200 if status in (400, 415) else status)
         payload = build_rest_error_payload(error)
         payload["error"]["code"] = status
         return JSONResponse(payload, status)
@@ -156,6 +161,17 @@ def _is_json(content_type: str) -> bool:
     return media_type == "application/json" or (
         media_type.startswith("application/") and media_type.endswith("+json")
     )
+
+
+def _is_readable(body: bytes) -> bool:
+    """Whether the SDK gets through the body: on bad UTF-8, endless nesting or digits, and half a
+    character (`\\ud800`) it raises what reaches the peer as an internal error with its text.
+    """
+    try:
+        json.dumps(json.loads(body), ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -374,3 +374,28 @@ async def test_a_request_that_breaks_off_is_not_run(bridge: StartBridge) -> None
         assert listed.json()["tasks"] == []
         writer.close()
     assert transport.turns == []
+
+
+@pytest.mark.parametrize("path", ["/", "/message:send"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"jsonrpc": "2.0", "id": "\\ud800", "method": "GetTask", "params": {}}',
+        b'{"message": {"messageId": "\xff"}}',
+        b"[" * 100_000,
+        b"9" * 5000,
+        b"{",
+    ],
+    ids=["half a character", "not UTF-8", "deep", "digits", "junk"],
+)
+@pytest.mark.parametrize("version", ["1.0", "0.3"])
+async def test_a_body_that_cannot_be_read_is_the_peers_mistake(
+    bridge: StartBridge, path: str, body: bytes, version: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bridge(ScriptedTransport()) as b, httpx.AsyncClient(base_url=b.url) as http:
+        headers = {"Content-Type": "application/json", "A2A-Version": version}
+        answered = await http.post(path, content=body, headers=headers)
+    error = answered.json()["error"]
+    assert (answered.status_code, error["code"]) in [(200, -32700), (400, 400)]
+    assert error["message"] == "the body is not JSON that can be read"
+    assert "Traceback" not in caplog.text
