@@ -27,7 +27,7 @@ from molecule_hermes.config import Settings, is_loopback
 from molecule_hermes.conversations import Conversations
 from molecule_hermes.errors import StartError
 from molecule_hermes.executor import HermesAgentProxyExecutor
-from molecule_hermes.gateway import port_taken
+from molecule_hermes.gateway import cannot_listen
 from molecule_hermes.guards import BodyGuard, HostGuard, PeerTokens, refuse_peer
 from molecule_hermes.handler import BridgeRequestHandler, StoredContextBuilder
 from molecule_hermes.health import Check, Health
@@ -174,19 +174,9 @@ def _listen(settings: Settings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, settings.port))
-    except socket.gaierror as error:
-        listener.close()
-        raise StartError(
-            f"MOLECULE_HERMES_HOST={host!r} is no address of this machine", "use 127.0.0.1"
-        ) from error
-    except PermissionError as error:
-        listener.close()
-        raise StartError(
-            f"this user may not listen on port {settings.port}", "set MOLECULE_HERMES_PORT"
-        ) from error
     except OSError as error:
         listener.close()
-        raise port_taken(host, settings.port, "MOLECULE_HERMES_PORT", "8001") from error
+        raise cannot_listen(error, host, settings.port, "MOLECULE_HERMES_PORT", "8001") from error
     return listener
 
 

@@ -124,3 +124,13 @@ def test_a_hermes_elsewhere_is_not_ours_to_start() -> None:
     with pytest.raises(StartError, match="serve"):
         api_address(remote)
     assert api_address(Settings.from_env({})) == ("127.0.0.1", 8642)
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
+def test_a_host_of_another_machine_is_not_called_a_taken_port(host: str) -> None:
+    with pytest.raises(StartError, match=f"^{host} is no address of this machine"):
+        require_free_port(host, free_port(), "MOLECULE_HERMES_PORT", "8001")
+
+
+def test_an_address_in_brackets_is_an_address() -> None:
+    require_free_port("[::1]", free_port(), "MOLECULE_HERMES_PORT", "8001")
