@@ -226,6 +226,7 @@ class Gateway:
             if self._process is None:
                 raise StartError("Hermes was never started")
             code = await self._process.wait()
+            await asyncio.to_thread(_kill, _left_by(self.home))
             self._deaths.append(time.monotonic())
             while self._deaths[0] < time.monotonic() - self._restart_window:
                 self._deaths.popleft()
@@ -253,11 +254,29 @@ class Gateway:
             logger.warning("Hermes did not stop in %g s; killing it", self._stop_timeout)
             process.kill()
             await process.wait()
-        for member in family:
-            # What a tool started and Hermes left behind; psutil knows a reused pid.
-            with contextlib.suppress(psutil.Error):
-                member.kill()
-        await asyncio.to_thread(psutil.wait_procs, family, 3.0)
+        await asyncio.to_thread(_kill, family + _left_by(self.home))
+
+
+def _kill(family: list[psutil.Process]) -> None:
+    """Ends what tools started and Hermes left behind; psutil knows a reused pid."""
+    for member in family:
+        with contextlib.suppress(psutil.Error):
+            member.kill()
+    psutil.wait_procs(family, 3.0)
+
+
+def _left_by(home: HermesHome) -> list[psutil.Process]:
+    """What the tools of a gateway on this home run, also when the gateway itself is gone.
+
+    Hermes marks the environment of what its tools start (measured on 0.19.0).
+    """
+    left = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            environ = process.environ()
+            if "_HERMES_GATEWAY" in environ and environ.get("HERMES_HOME") == str(home.path):
+                left.append(process)
+    return left
 
 
 def _descendants(pid: int) -> list[psutil.Process]:

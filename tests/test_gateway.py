@@ -32,6 +32,13 @@ STUBBORN = (
     "print(child.pid, flush=True); time.sleep(60)"
 )
 
+KILLED = (
+    "import os, signal, subprocess, sys;"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
+    " start_new_session=True, env=os.environ | {'_HERMES_GATEWAY': '1'});"
+    "print(child.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+)
+
 
 def gateway(tmp_path: Path, script: str, **more: object) -> Gateway:
     home = HermesHome(tmp_path / "home")
@@ -134,3 +141,10 @@ def test_a_host_of_another_machine_is_not_called_a_taken_port(host: str) -> None
 
 def test_an_address_in_brackets_is_an_address() -> None:
     require_free_port("[::1]", free_port(), "MOLECULE_HERMES_PORT", "8001")
+
+
+async def test_what_a_killed_gateway_leaves_behind_is_ended(tmp_path: Path) -> None:
+    changed = asyncio.Event()
+    async with gateway(tmp_path, KILLED, on_change=lambda _: changed.set()) as running:
+        await asyncio.wait_for(changed.wait(), 10)
+        assert not psutil.pid_exists(int(running.log_tail()))
