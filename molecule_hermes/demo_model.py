@@ -16,6 +16,7 @@ told, and obeys directives in the last user message (`docs/demo-model.md` lists 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import time
@@ -87,7 +88,10 @@ async def _completions(request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(3600)
     answer = _answer(messages, last_user, directives)
     if body.get("stream"):
-        return await _stream(request, answer)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        with contextlib.suppress(ConnectionResetError):  # the turn was cancelled
+            await _stream(request, response, answer)
+        return response
     return web.json_response(_whole(answer))
 
 
@@ -172,8 +176,7 @@ def _whole(answer: _Answer) -> dict[str, Any]:
     }
 
 
-async def _stream(request: web.Request, answer: _Answer) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+async def _stream(request: web.Request, response: web.StreamResponse, answer: _Answer) -> None:
     await response.prepare(request)
 
     async def chunk(delta: dict[str, Any], finish: str | None = None, **extra: Any) -> None:
@@ -194,9 +197,8 @@ async def _stream(request: web.Request, answer: _Answer) -> web.StreamResponse:
             await asyncio.sleep(answer.pause)
         if answer.broken and request.transport is not None:
             request.transport.abort()
-            return response
+            return
     if answer.tool:
         await chunk({"tool_calls": [_tool_call(answer.tool)]})
     await chunk({}, "tool_calls" if answer.tool else "stop", usage=_usage(answer))
     await response.write(b"data: [DONE]\n\n")
-    return response
