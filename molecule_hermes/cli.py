@@ -14,8 +14,8 @@ from typing import Any
 import uvloop
 
 from molecule_hermes import __version__
-from molecule_hermes.config import Settings
-from molecule_hermes.errors import BridgeError, ConfigError, redact
+from molecule_hermes.config import Settings, http_url
+from molecule_hermes.errors import BridgeError, ConfigError, StartError, redact
 
 __all__ = ["main"]
 
@@ -37,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 1
+    except OSError as error:
+        return _fail(StartError(f"{error.strerror or error}: {error.filename or ''}"), 1)
 
 
 def _fail(error: BridgeError, code: int) -> int:
@@ -100,6 +102,7 @@ def _send(options: argparse.Namespace) -> int:
 
     settings = Settings.from_env()
     text = sys.stdin.read() if options.text == "-" else options.text
+    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return _run(
         send(
             _url(options, settings),
@@ -174,15 +177,22 @@ class _Redacted(logging.Formatter):
 
 def _url(options: argparse.Namespace, settings: Settings) -> str:
     if options.url:
-        return str(options.url).rstrip("/")
+        try:
+            return http_url(options.url)
+        except ValueError:
+            raise ConfigError(
+                f"--url={options.url!r} is no URL", "it looks like http://127.0.0.1:8000"
+            ) from None
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104
     return f"http://{host}:{settings.port}"
 
 
 def _token(options: argparse.Namespace, settings: Settings) -> str:
-    if options.token:
-        return str(options.token)
-    return settings.token.get_secret_value() if settings.token else ""
+    known = settings.token.get_secret_value() if settings.token else ""
+    token = str(options.token or known)
+    if not (token.isascii() and token.isprintable()):
+        raise ConfigError("the token is not plain text", "tokens are printable ASCII")
+    return token
 
 
 def _say(text: str) -> None:

@@ -15,13 +15,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, V
 
 from molecule_hermes.errors import ConfigError
 
-__all__ = ["Settings", "is_loopback", "settings_table", "unknown_variables"]
+__all__ = ["Settings", "http_url", "is_loopback", "settings_table", "unknown_variables"]
 
 PREFIX = "MOLECULE_HERMES_"
 API_PORT = 8642
 
 
-def _url(value: object) -> object:
+def http_url(value: object) -> str:
+    """The URL without a slash at its end; raises `ValueError`."""
     text = str(value).rstrip("/")
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -45,7 +46,7 @@ def _peer_tokens(value: object) -> object:
     return tokens
 
 
-Url = Annotated[str, BeforeValidator(_url)]
+Url = Annotated[str, BeforeValidator(http_url)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Count = Annotated[int, Field(ge=1, le=100_000)]

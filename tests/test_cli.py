@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import io
 import subprocess
 import sys
@@ -114,3 +115,28 @@ async def test_send_without_a_token_says_how_to_pass_one(bridge: StartBridge) ->
     async with bridge(ScriptedTransport(), PEER_TOKENS="a:0123456789") as b:
         with pytest.raises(StartError, match="--token"):
             await send(b.url, "hi", io.StringIO(), io.StringIO())
+
+
+@pytest.mark.parametrize("command", [["send", "hi"], ["card"], ["doctor"]])
+@pytest.mark.parametrize("wrong", ["--url=http://127.0.0.1:http", "--url=here", "--token=ü"])
+def test_a_wrong_argument_is_one_line_and_exits_2(command: list[str], wrong: str) -> None:
+    ended = run(*command, wrong)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+
+
+def test_a_file_that_cannot_be_read_is_one_line_and_exits_1(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").mkdir()
+    port = {"MOLECULE_HERMES_PORT": "0", "HERMES_API_BASE": f"http://127.0.0.1:{free_port()}/v1"}
+    ended = run("up", HERMES_HOME=str(tmp_path), **port)
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+    assert str(tmp_path / "config.yaml") in ended.stderr
+
+
+async def test_a_text_that_is_not_utf8_is_sent_as_far_as_it_can_be_read(
+    bridge: StartBridge,
+) -> None:
+    transport = ScriptedTransport(Completed("done"))
+    async with bridge(transport) as b:
+        ended = await asyncio.to_thread(run, "send", "caf\udce9", "--url", b.url)
+    assert ended.returncode == 0
+    assert transport.turns[0].text == "caf\N{REPLACEMENT CHARACTER}"
