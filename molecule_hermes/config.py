@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+)
 
 from molecule_hermes.errors import ConfigError
 
@@ -69,14 +77,14 @@ def _default_state_dir() -> Path:
 class Settings(BaseModel):
     """Every field's description says what its variable takes; the README's table is made of it."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     host: str = _own("HOST", "127.0.0.1", "an address to listen on")
     port: Port = _own("PORT", 8000, "a port number, 0 to 65535; 0 picks a free one")
     public_url: Url | None = _own(
         "PUBLIC_URL", None, "a URL for the agent card, if peers do not reach HOST:PORT"
     )
-    state_dir: Path = Field(
+    state_dir: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
         default_factory=_default_state_dir,
         alias="MOLECULE_HERMES_STATE_DIR",
         description="a folder for what must survive a restart",
