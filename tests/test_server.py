@@ -22,7 +22,16 @@ from molecule_hermes.client import message
 from molecule_hermes.errors import StartError, Unreachable
 from molecule_hermes.turns import Completed, TextDelta
 from tests.conftest import StartBridge
-from tests.fakes import FakeHermes, ScriptedTransport, answer, streaming
+from tests.fakes import (
+    DONE,
+    FakeHermes,
+    ScriptedTransport,
+    answer,
+    chunk,
+    streaming,
+    tool,
+    upstream_error,
+)
 from tests.peers import Turn, ask, peer, reply_text, state
 
 CARD = "/.well-known/agent-card.json"
@@ -399,3 +408,22 @@ async def test_a_body_that_cannot_be_read_is_the_peers_mistake(
     assert (answered.status_code, error["code"]) in [(200, -32700), (400, 400)]
     assert error["message"] == "the body is not JSON that can be read"
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("pieces", "ended"),
+    [
+        (answer("a \ud83d", "\ude00"), "COMPLETED"),
+        ([tool("running", "t\ud800", label="l\ud800"), *answer("ok")], "COMPLETED"),
+        ([chunk("ok", "stop", usage={"total_tokens": 10**400}), DONE], "COMPLETED"),
+        (upstream_error("HTTP 400: bad \ud800"), "FAILED"),
+    ],
+    ids=["text", "tool", "usage", "error"],
+)
+async def test_whatever_hermes_says_the_task_ends_as_it_should(
+    bridge: StartBridge, hermes: FakeHermes, pieces: list[bytes], ended: str
+) -> None:
+    hermes.replies = [streaming(*pieces)]
+    async with bridge(hermes) as b, peer(b.url) as client:
+        turn = await ask(client, "hi")
+    assert turn.states[-1] == ended
