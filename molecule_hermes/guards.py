@@ -19,11 +19,12 @@ from starlette.authentication import (
     AuthenticationError,
     SimpleUser,
 )
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["BodyGuard", "HostGuard", "PeerTokens", "refuse_peer"]
+__all__ = ["BodyGuard", "HostGuard", "LineGuard", "PeerTokens", "refuse_peer"]
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,34 @@ class HostGuard:
                 await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+class LineGuard:
+    """Escapes Unicode's own line ends in event streams.
+
+    They may stand in a JSON text, but the SDK's client ends its lines there (probed on 1.3.0), and
+    so do other clients that split with `str.splitlines`.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        streams = False
+
+        async def escape(message: Message) -> None:
+            nonlocal streams
+            if message["type"] == "http.response.start":
+                streams = "event-stream" in Headers(raw=message["headers"]).get("content-type", "")
+            elif streams:
+                for raw, escaped in _LINE_ENDS:
+                    message["body"] = message.get("body", b"").replace(raw, escaped)
+            await send(message)
+
+        await self._app(scope, receive, escape)
+
+
+_LINE_ENDS = tuple((c.encode(), f"\\u{ord(c):04x}".encode()) for c in "\x85\u2028\u2029")
 
 
 class BodyGuard:

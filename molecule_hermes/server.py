@@ -28,7 +28,7 @@ from molecule_hermes.conversations import Conversations
 from molecule_hermes.errors import StartError
 from molecule_hermes.executor import HermesAgentProxyExecutor
 from molecule_hermes.gateway import cannot_listen
-from molecule_hermes.guards import BodyGuard, HostGuard, PeerTokens, refuse_peer
+from molecule_hermes.guards import BodyGuard, HostGuard, LineGuard, PeerTokens, refuse_peer
 from molecule_hermes.handler import BridgeRequestHandler, StoredContextBuilder
 from molecule_hermes.health import Check, Health
 from molecule_hermes.store import MemoryTaskStore
@@ -130,6 +130,7 @@ class Bridge:
                 backend=PeerTokens(settings.peer_tokens, {AGENT_CARD_WELL_KNOWN_PATH, *PROBES}),
                 on_error=refuse_peer,
             ),
+            Middleware(LineGuard),
             Middleware(BodyGuard, limit=settings.max_body, rpc_paths=frozenset(rpc_paths)),
         ]
         if not settings.peer_tokens and is_loopback(settings.host):

@@ -427,3 +427,14 @@ async def test_whatever_hermes_says_the_task_ends_as_it_should(
     async with bridge(hermes) as b, peer(b.url) as client:
         turn = await ask(client, "hi")
     assert turn.states[-1] == ended
+
+
+@pytest.mark.parametrize("version", ["1.0", "0.3"])
+@pytest.mark.parametrize("binding", ["JSONRPC", "HTTP+JSON"])
+async def test_line_ends_of_every_kind_reach_the_peer(
+    bridge: StartBridge, hermes: FakeHermes, binding: str, version: str
+) -> None:
+    text = "a\x85b\u2028c\u2029d\x0b\x0c\x1c\r\ne"
+    hermes.replies = [streaming(*answer(text))]
+    async with bridge(hermes) as b, peer(b.url, binding=binding, version=version) as client:
+        assert (await ask(client, text)).text == text
