@@ -20,6 +20,7 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from molecule_hermes import __version__
 from molecule_hermes.card import build_card
@@ -40,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 PROBES = ("/livez", "/readyz", "/startupz", "/healthz")
 _SHUTDOWN = 5
+_MAX_HEAD = 2**19
+"""More than one read from the socket, which may end in the middle of a head."""
 
 
 class Bridge:
@@ -198,6 +201,7 @@ class _Served:
     def __init__(self, app: Starlette, listener: socket.socket) -> None:
         config = uvicorn.Config(
             app,
+            http=_BoundedHead,
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -227,6 +231,31 @@ class _Served:
         self._server.should_exit = True
         if self._task is not None:
             await self._task
+
+
+class _BoundedHead(HttpToolsProtocol):
+    """Refuses a request whose headers do not end.
+
+    httptools collects them without limit, and ever more slowly: measured, one connection without a
+    token stalls all others.
+    """
+
+    _head: int | None = None
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._head is not None:
+            self._head += len(data)
+            if self._head > _MAX_HEAD and not self.transport.is_closing():
+                self.send_400_response("The request's headers are too large.")
+
+    def on_message_begin(self) -> None:
+        self._head = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head = None
+        super().on_headers_complete()
 
 
 class _QuietServer(uvicorn.Server):

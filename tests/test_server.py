@@ -438,3 +438,14 @@ async def test_line_ends_of_every_kind_reach_the_peer(
     hermes.replies = [streaming(*answer(text))]
     async with bridge(hermes) as b, peer(b.url, binding=binding, version=version) as client:
         assert (await ask(client, text)).text == text
+
+
+async def test_headers_without_end_are_refused(bridge: StartBridge) -> None:
+    async with bridge(ScriptedTransport()) as b, httpx.AsyncClient() as http:
+        url = httpx.URL(b.url)
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 2**20)
+        answered = await asyncio.wait_for(reader.readline(), 10)
+        assert answered.startswith(b"HTTP/1.1 400")
+        writer.close()
+        assert (await http.get(b.url + "/livez")).status_code == 200
