@@ -213,7 +213,9 @@ class Gateway:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=self._log,
             stderr=asyncio.subprocess.STDOUT,
-            env=environ | {"HERMES_HOME": str(self.home.path), "PYTHONUNBUFFERED": "1"},
+            env=environ
+            | _without_proxy(environ)
+            | {"HERMES_HOME": str(self.home.path), "PYTHONUNBUFFERED": "1"},
             cwd=self.home.path,
             # A group of its own, so that Ctrl-C in a terminal reaches only the bridge, which
             # then stops Hermes in order.
@@ -255,6 +257,13 @@ class Gateway:
             process.kill()
             await process.wait()
         await asyncio.to_thread(_kill, family + _left_by(self.home))
+
+
+def _without_proxy(environ: Mapping[str, str]) -> dict[str, str]:
+    """No proxy stands between Hermes and a model on this machine, such as the demo model."""
+    known = environ.get("NO_PROXY") or environ.get("no_proxy")
+    hosts = f"{known},127.0.0.1,localhost" if known else "127.0.0.1,localhost"
+    return {"NO_PROXY": hosts, "no_proxy": hosts}
 
 
 def _kill(family: list[psutil.Process]) -> None:

@@ -148,3 +148,9 @@ async def test_what_a_killed_gateway_leaves_behind_is_ended(tmp_path: Path) -> N
     async with gateway(tmp_path, KILLED, on_change=lambda _: changed.set()) as running:
         await asyncio.wait_for(changed.wait(), 10)
         assert not psutil.pid_exists(int(running.log_tail()))
+
+
+async def test_no_proxy_stands_before_this_machine(tmp_path: Path) -> None:
+    async with asyncio.timeout(10), gateway(tmp_path, STAYS) as running:
+        while "127.0.0.1,localhost'" not in running.log_tail():
+            await asyncio.sleep(0.02)
