@@ -154,3 +154,36 @@ async def test_no_proxy_stands_before_this_machine(tmp_path: Path) -> None:
     async with asyncio.timeout(10), gateway(tmp_path, STAYS) as running:
         while "127.0.0.1,localhost'" not in running.log_tail():
             await asyncio.sleep(0.02)
+
+
+async def test_what_an_earlier_gateway_left_behind_is_ended_at_the_start(tmp_path: Path) -> None:
+    environ = dict(os.environ) | {"_HERMES_GATEWAY": "1", "HERMES_HOME": str(tmp_path / "home")}
+    left = await asyncio.create_subprocess_exec("sleep", "60", env=environ)
+    async with gateway(tmp_path, STAYS):
+        assert await asyncio.wait_for(left.wait(), 10) == -signal.SIGKILL
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a parent's death")
+async def test_a_killed_bridge_takes_a_gateway_along_that_ignores_sigterm(tmp_path: Path) -> None:
+    bridge = f"""
+import asyncio, pathlib
+from tests.test_gateway import STUBBORN, gateway
+async def main():
+    async with gateway(pathlib.Path({str(tmp_path)!r}), STUBBORN) as running:
+        print(running.pid, flush=True)
+        await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", bridge, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    pid = int(await asyncio.wait_for(process.stdout.readline(), 10))
+    async with asyncio.timeout(10):
+        while not (log := (tmp_path / "gateway.log").read_text()):
+            await asyncio.sleep(0.02)
+        process.kill()
+        await process.wait()
+        while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
+            await asyncio.sleep(0.02)
+    psutil.Process(int(log)).kill()
