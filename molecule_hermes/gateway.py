@@ -142,6 +142,8 @@ class Gateway:
         self._restart_window = restart_window
         self._stop_timeout = stop_timeout
         self._on_change = on_change
+        self.hasten = asyncio.Event()
+        """Set to kill Hermes instead of waiting for it at the end."""
         self._deaths: deque[float] = deque()
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -250,13 +252,18 @@ class Gateway:
             return
         family = _descendants(pid)
         process.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(self._stop_timeout):
-                await process.wait()
-        except TimeoutError:
-            logger.warning("Hermes did not stop in %g s; killing it", self._stop_timeout)
+        ended = asyncio.create_task(process.wait())
+        hastened = asyncio.create_task(self.hasten.wait())
+        await asyncio.wait(
+            {ended, hastened},
+            timeout=self._stop_timeout,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        hastened.cancel()
+        if not ended.done():
+            logger.warning("Hermes did not stop in time; killing it")
             process.kill()
-            await process.wait()
+        await ended
         await asyncio.to_thread(_kill, family + _left_by(self.home))
 
 

@@ -56,7 +56,7 @@ async def up(settings: Settings, environ: Mapping[str, str], say: Say) -> None:
                 checks={"gateway": gateway.check},
             )
         )
-        signals.again = bridge.hasten.set
+        signals.again = [bridge.hasten.set, gateway.hasten.set]
         stack.callback(say, "stopping…")
         if await signals.first(_until_ready(bridge, settings, gateway, say), gateway.failed()):
             say(_banner(bridge.url, model))
@@ -73,7 +73,7 @@ async def serve(settings: Settings, environ: Mapping[str, str], say: Say) -> Non
             report = await bridge.health.ready()
             if not report.ready:
                 say(f"not ready yet — {report.reason}")
-            signals.again = bridge.hasten.set
+            signals.again = [bridge.hasten.set]
             await signals.first()
             say("stopping…")
 
@@ -175,11 +175,11 @@ def _command() -> str:
 
 
 class _Signals:
-    """SIGINT and SIGTERM as an event; `again` is called for the second one."""
+    """SIGINT and SIGTERM as an event; those in `again` are called for the second one."""
 
     def __init__(self) -> None:
         self._stop = asyncio.Event()
-        self.again: Callable[[], None] = lambda: None
+        self.again: list[Callable[[], None]] = []
 
     def __enter__(self) -> _Signals:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -192,7 +192,8 @@ class _Signals:
 
     def _arrived(self) -> None:
         if self._stop.is_set():
-            self.again()
+            for hasten in self.again:
+                hasten()
         self._stop.set()
 
     async def first(self, *others: Awaitable[None]) -> bool:

@@ -80,6 +80,13 @@ async def test_a_process_that_ignores_sigterm_is_killed_with_what_it_started(
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
 
 
+async def test_whoever_is_in_haste_does_not_wait_for_it(tmp_path: Path) -> None:
+    async with asyncio.timeout(10), gateway(tmp_path, STUBBORN) as running:
+        child = int(await until_logged(running))
+        asyncio.get_running_loop().call_later(0.2, running.hasten.set)
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
+
+
 async def test_a_death_is_told_and_it_comes_back(tmp_path: Path) -> None:
     told: list[str] = []
     async with gateway(tmp_path, STAYS, on_change=told.append) as running:
