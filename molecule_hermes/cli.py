@@ -155,7 +155,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    # The SDK logs every peer's mistake as a warning with a stack trace.
+    # The SDK logs every peer's mistake as a warning, and some as an error with a stack trace.
     logging.getLogger("a2a").setLevel(logging.ERROR)
     for name in ("httpx", "aiohttp.access"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -172,7 +172,17 @@ class _Redacted(logging.Formatter):
         self._inner = inner or logging.Formatter()
 
     def format(self, record: logging.LogRecord) -> str:
+        if record.name.startswith("a2a."):
+            record = _one_line(record)
         return redact(self._inner.format(record))
+
+
+def _one_line(record: logging.LogRecord) -> logging.LogRecord:
+    """What a peer sent may stand in the SDK's message: no trace, and no line of its own."""
+    error = f" ({record.exc_info[1]})" if record.exc_info else ""
+    text = " ".join(f"{record.getMessage()}{error}".split())
+    plain = {"msg": text[:500], "args": None, "exc_info": None, "exc_text": None}
+    return logging.makeLogRecord(record.__dict__ | plain)
 
 
 def _url(options: argparse.Namespace, settings: Settings) -> str:

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from molecule_hermes.cli import main
+from molecule_hermes.cli import _Redacted, main
 from molecule_hermes.client import send
 from molecule_hermes.errors import StartError
 from molecule_hermes.turns import Completed, TextDelta, ToolProgress
@@ -140,3 +141,13 @@ async def test_a_text_that_is_not_utf8_is_sent_as_far_as_it_can_be_read(
         ended = await asyncio.to_thread(run, "send", "caf\udce9", "--url", b.url)
     assert ended.returncode == 0
     assert transport.turns[0].text == "caf\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_peers_mistake_is_one_line_in_the_log() -> None:
+    error = ValueError("what the peer sent\n2026 ERROR forged: " + "x" * 10_000)
+    raised = (ValueError, error, None)
+    record = logging.LogRecord("a2a.server", logging.ERROR, "f", 1, "bad %s", ("params",), raised)
+    text = _Redacted(None).format(record)
+    assert text.startswith("bad params (what the peer sent 2026")
+    assert "\n" not in text
+    assert len(text) < 600
