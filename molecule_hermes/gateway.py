@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import errno
 import logging
+import os
 import signal
 import socket
 import sys
@@ -20,7 +21,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from molecule_hermes.config import API_PORT, PREFIX, Settings, is_loopback
+from molecule_hermes.config import PREFIX, Settings, is_loopback
 from molecule_hermes.errors import StartError, Unreachable, redact
 from molecule_hermes.hermes_home import HermesHome
 from molecule_hermes.providers import ModelChoice
@@ -76,7 +77,7 @@ def api_address(settings: Settings) -> tuple[str, int]:
             f"HERMES_API_BASE={settings.hermes_api_base!r} is not on this machine",
             "`up` runs its own Hermes on loopback; use `molecule-hermes serve` for a remote one",
         )
-    return ("127.0.0.1" if host == "localhost" else host), parts.port or API_PORT
+    return ("127.0.0.1" if host == "localhost" else host), parts.port or 80
 
 
 def port_owner(port: int) -> str:
@@ -290,7 +291,7 @@ def _left_by(home: HermesHome) -> list[psutil.Process]:
     left = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            environ = process.environ()
+            environ = process.environ() if process.pid != os.getpid() else {}
             if "_HERMES_GATEWAY" in environ and environ.get("HERMES_HOME") == str(home.path):
                 left.append(process)
     return left
