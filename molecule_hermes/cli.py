@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import uvloop
 
 from molecule_hermes import __version__
-from molecule_hermes.config import Settings
-from molecule_hermes.errors import BridgeError, ConfigError, redact
+from molecule_hermes.config import Settings, http_url
+from molecule_hermes.errors import BridgeError, ConfigError, StartError, redact
 
 __all__ = ["main"]
 
@@ -39,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 1
+    except OSError as error:
+        return _fail(StartError(f"{error.strerror or error}: {error.filename or ''}"), 1)
 
 
 def _fail(error: BridgeError, code: int) -> int:
@@ -122,6 +124,7 @@ def _send(options: argparse.Namespace) -> int:
 
     settings = Settings.from_env()
     text = sys.stdin.read() if options.text == "-" else options.text
+    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return _run(
         send(
             _url(options, settings),
@@ -196,7 +199,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    # The SDK logs every peer's mistake as a warning with a stack trace.
+    # The SDK logs every peer's mistake as a warning, and some as an error with a stack trace.
     logging.getLogger("a2a").setLevel(logging.ERROR)
     for name in ("httpx", "aiohttp.access"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -213,20 +216,37 @@ class _Redacted(logging.Formatter):
         self._inner = inner or logging.Formatter()
 
     def format(self, record: logging.LogRecord) -> str:
+        if record.name.startswith("a2a."):
+            record = _one_line(record)
         return redact(self._inner.format(record))
+
+
+def _one_line(record: logging.LogRecord) -> logging.LogRecord:
+    """What a peer sent may stand in the SDK's message: no trace, and no line of its own."""
+    error = f" ({record.exc_info[1]})" if record.exc_info else ""
+    text = " ".join(f"{record.getMessage()}{error}".split())
+    plain = {"msg": text[:500], "args": None, "exc_info": None, "exc_text": None}
+    return logging.makeLogRecord(record.__dict__ | plain)
 
 
 def _url(options: argparse.Namespace, settings: Settings) -> str:
     if options.url:
-        return str(options.url).rstrip("/")
+        try:
+            return http_url(options.url)
+        except ValueError:
+            raise ConfigError(
+                f"--url={options.url!r} is no URL", "it looks like http://127.0.0.1:8000"
+            ) from None
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104
     return f"http://{host}:{settings.port}"
 
 
 def _token(options: argparse.Namespace, settings: Settings) -> str:
-    if options.token:
-        return str(options.token)
-    return settings.token.get_secret_value() if settings.token else ""
+    known = settings.token.get_secret_value() if settings.token else ""
+    token = str(options.token or known)
+    if not (token.isascii() and token.isprintable()):
+        raise ConfigError("the token is not plain text", "tokens are printable ASCII")
+    return token
 
 
 def _say(text: str) -> None:

@@ -11,17 +11,26 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+)
 
 from molecule_hermes.errors import ConfigError
 
-__all__ = ["Settings", "is_loopback", "settings_table", "unknown_variables"]
+__all__ = ["Settings", "http_url", "is_loopback", "settings_table", "unknown_variables"]
 
 PREFIX = "MOLECULE_HERMES_"
 API_PORT = 8642
 
 
-def _url(value: object) -> object:
+def http_url(value: object) -> str:
+    """The URL without a slash at its end; raises `ValueError`."""
     text = str(value).rstrip("/")
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -45,7 +54,7 @@ def _peer_tokens(value: object) -> object:
     return tokens
 
 
-Url = Annotated[str, BeforeValidator(_url)]
+Url = Annotated[str, BeforeValidator(http_url)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Count = Annotated[int, Field(ge=1, le=100_000)]
@@ -68,14 +77,14 @@ def _default_state_dir() -> Path:
 class Settings(BaseModel):
     """Every field's description says what its variable takes; the README's table is made of it."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     host: str = _own("HOST", "127.0.0.1", "an address to listen on")
     port: Port = _own("PORT", 8000, "a port number, 0 to 65535; 0 picks a free one")
     public_url: Url | None = _own(
         "PUBLIC_URL", None, "a URL for the agent card, if peers do not reach HOST:PORT"
     )
-    state_dir: Path = Field(
+    state_dir: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
         default_factory=_default_state_dir,
         alias="MOLECULE_HERMES_STATE_DIR",
         description="a folder for what must survive a restart",

@@ -90,11 +90,11 @@ class HermesAgentProxyExecutor(AgentExecutor):
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         turn = _turn(context)
         updater = TaskUpdater(event_queue, turn.task_id, turn.context_id)
-        if context.current_task is None:
-            await event_queue.enqueue_event(_submitted(turn, context.message))
         run = _Run(turn, updater, ReplyArtifact(updater))
         self._runs[turn.task_id] = run
         try:
+            if context.current_task is None:
+                await event_queue.enqueue_event(_submitted(turn, context.message))
             last = await self._run(run, context.message)
             await self._end(run, last)
         finally:
@@ -102,11 +102,13 @@ class HermesAgentProxyExecutor(AgentExecutor):
             run.ended.set()
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
-        """Stops the turn; returns when its task is CANCELED or ended on its own."""
+        """Stops the turn; returns when its task is CANCELED or ended on its own.
+
+        Without a turn the task just ended and its last state is on its way to the store, where
+        a second one would replace it; the SDK itself cancels a task that gets none.
+        """
         run = self._runs.get(context.task_id or "")
-        if run is None:
-            await _cancel_idle(context, event_queue)
-        elif not await self._stop(run):
+        if run is not None and not await self._stop(run):
             # Whatever keeps Hermes from stopping, the peer's task ends now; the SDK cancels
             # `execute` as soon as this returns.
             await self._end(run, Cancelled())
@@ -246,13 +248,6 @@ def _refuse_what_cannot_be_passed_on(message: Message | None) -> None:
             )
     if not any(part.text.strip() for part in parts):
         raise BadRequest(NOTHING_TO_DO, hint="send a text part")
-
-
-async def _cancel_idle(context: RequestContext, event_queue: EventQueue) -> None:
-    """Cancels a task that no turn of ours works on: it is left from an earlier life."""
-    task = context.current_task
-    if task is not None:
-        await TaskUpdater(event_queue, task.id, task.context_id).cancel()
 
 
 async def _working(run: _Run, text: str = "", data: dict[str, Any] | None = None) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import logging
 from collections.abc import Collection, Mapping
 
+from a2a.server.jsonrpc_models import JSONParseError
 from a2a.server.request_handlers.response_helpers import build_error_response
 from a2a.utils.error_handlers import build_rest_error_payload
 from a2a.utils.errors import A2AError, ContentTypeNotSupportedError, InvalidRequestError
@@ -17,11 +19,12 @@ from starlette.authentication import (
     AuthenticationError,
     SimpleUser,
 )
-from starlette.requests import HTTPConnection
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["BodyGuard", "HostGuard", "PeerTokens", "refuse_peer"]
+__all__ = ["BodyGuard", "HostGuard", "LineGuard", "PeerTokens", "refuse_peer"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +37,7 @@ class PeerTokens(AuthenticationBackend):
         self._open_paths = open_paths
 
     async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, SimpleUser] | None:
-        if not self._tokens or conn.url.path in self._open_paths:
+        if not self._tokens or conn.scope["path"] in self._open_paths:
             return None
         scheme, _, token = conn.headers.get("authorization", "").partition(" ")
         peer = self._peer(token.strip().encode("utf-8", "surrogateescape"))
@@ -78,6 +81,34 @@ class HostGuard:
         await self._app(scope, receive, send)
 
 
+class LineGuard:
+    """Escapes Unicode's own line ends in event streams.
+
+    They may stand in a JSON text, but the SDK's client ends its lines there (probed on 1.3.0), and
+    so do other clients that split with `str.splitlines`.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        streams = False
+
+        async def escape(message: Message) -> None:
+            nonlocal streams
+            if message["type"] == "http.response.start":
+                streams = "event-stream" in Headers(raw=message["headers"]).get("content-type", "")
+            elif streams:
+                for raw, escaped in _LINE_ENDS:
+                    message["body"] = message.get("body", b"").replace(raw, escaped)
+            await send(message)
+
+        await self._app(scope, receive, escape)
+
+
+_LINE_ENDS = tuple((c.encode(), f"\\u{ord(c):04x}".encode()) for c in "\x85\u2028\u2029")
+
+
 class BodyGuard:
     """Reads the whole body, within a size and a time, and hands it on.
 
@@ -107,8 +138,12 @@ class BodyGuard:
                 refusal = 408, InvalidRequestError("the body did not arrive in time")
             except _TooLargeError:
                 refusal = self._too_large()
+            except ClientDisconnect:
+                return
         if refusal is None and body and not _is_json(headers.get("content-type", "")):
             refusal = 415, ContentTypeNotSupportedError("send application/json")
+        elif refusal is None and body and not _is_readable(body):
+            refusal = 400, InvalidRequestError("the body is not JSON that can be read")
         if refusal is not None:
             await self._refuse(scope, *refusal)(scope, receive, send)
             return
@@ -128,7 +163,7 @@ class BodyGuard:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return bytes(body)
+                raise ClientDisconnect
             body += message.get("body", b"")
             if len(body) > self._limit:
                 raise _TooLargeError
@@ -137,9 +172,10 @@ class BodyGuard:
 
     def _refuse(self, scope: Scope, status: int, error: A2AError) -> Response:
         if scope["path"] in self._rpc_paths:
-            # JSON-RPC tells a wrong media type inside the envelope; its clients read no 415.
-            payload = build_error_response(None, error)
-            return JSONResponse(payload, 200 if status == 415 else status)
+            # JSON-RPC tells what is wrong with a body inside the envelope; its clients read no 415.
+            told = JSONParseError(message=str(error)) if status == 400 else error
+            payload = build_error_response(None, told)
+            return JSONResponse(payload, 200 if status in (400, 415) else status)
         payload = build_rest_error_payload(error)
         payload["error"]["code"] = status
         return JSONResponse(payload, status)
@@ -154,6 +190,17 @@ def _is_json(content_type: str) -> bool:
     return media_type == "application/json" or (
         media_type.startswith("application/") and media_type.endswith("+json")
     )
+
+
+def _is_readable(body: bytes) -> bool:
+    """Whether the SDK gets through the body: on bad UTF-8, endless nesting or digits, and half a
+    character (`\\ud800`) it raises what reaches the peer as an internal error with its text.
+    """
+    try:
+        json.dumps(json.loads(body), ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

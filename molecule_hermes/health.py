@@ -50,9 +50,9 @@ class Health:
         if self.draining:
             return Report(False, {"bridge": {"ok": False, "reason": "shutting down", "hint": ""}})
         async with self._checking:
-            now = time.monotonic()
-            if self._last is None or now - self._last[0] > self._fresh:
-                self._last = (time.monotonic(), await self._run())
+            if self._last is None or time.monotonic() - self._last[0] > self._fresh:
+                report = await self._run()
+                self._last = (time.monotonic(), report)
             report = self._last[1]
         self.started = self.started or report.ready
         return report

@@ -144,7 +144,7 @@ class HermesHome:
         values = {}
         for line in self._env_lines():
             if found := _ENV_LINE.fullmatch(line):
-                values[found[1]] = found[2].strip().strip("'\"")
+                values[found[1]] = re.sub(r"(['\"])(.*)\1", r"\2", found[2].strip())
         return values
 
     def merge_env(self, values: Mapping[str, str]) -> None:
@@ -156,8 +156,8 @@ class HermesHome:
             if not found or found[1] not in values:
                 lines.append(line)
             elif found[1] in rest:
-                lines.append(f"{found[1]}={rest.pop(found[1])}")
-        lines += [f"{name}={value}" for name, value in rest.items()]
+                lines.append(f"{found[1]}={_quoted(rest.pop(found[1]))}")
+        lines += [f"{name}={_quoted(value)}" for name, value in rest.items()]
         write_atomically(self.env_file, "\n".join(lines) + "\n")
 
     def secret(self, name: str) -> str:
@@ -175,6 +175,11 @@ class HermesHome:
             return []
         except UnicodeDecodeError as error:
             raise StartError(f"{self.env_file} is not UTF-8", "mend it, or move it away") from error
+
+
+def _quoted(value: str) -> str:
+    """As Hermes's dotenv reads it back: a bare value ends at ` #` and at its outer spaces."""
+    return value if re.fullmatch(r"[\w.~+/=:@%-]*", value, re.ASCII) else f"'{value}'"
 
 
 def _merge(target: MutableMapping[str, Any], changes: Mapping[str, Any], *, replace: bool) -> None:

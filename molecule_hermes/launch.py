@@ -118,7 +118,7 @@ class _Run:
             checks=checks,
             warnings=warnings,
         ) as bridge:
-            self.signals.again = bridge.hasten.set
+            self.signals.again = [bridge.hasten.set, self.gateway.hasten.set]
             waits = [self._until_ready(bridge), self.gateway.failed()]
             if way == "plugin":
                 waits.append(self._until_not_bound(transport))
@@ -187,7 +187,7 @@ async def serve(
             report = await bridge.health.ready()
             if not report.ready:
                 say(f"not ready yet — {report.reason}")
-            signals.again = bridge.hasten.set
+            signals.again = [bridge.hasten.set]
             await signals.first()
             say("stopping…")
 
@@ -293,11 +293,11 @@ def _command() -> str:
 
 
 class _Signals:
-    """SIGINT and SIGTERM as an event; `again` is called for the second one."""
+    """SIGINT and SIGTERM as an event; those in `again` are called for the second one."""
 
     def __init__(self) -> None:
         self._stop = asyncio.Event()
-        self.again: Callable[[], None] = lambda: None
+        self.again: list[Callable[[], None]] = []
 
     def __enter__(self) -> _Signals:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -310,7 +310,8 @@ class _Signals:
 
     def _arrived(self) -> None:
         if self._stop.is_set():
-            self.again()
+            for hasten in self.again:
+                hasten()
         self._stop.set()
 
     async def first(self, *others: Awaitable[None]) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 import psutil
 
 from molecule_hermes.errors import StartError
 
-__all__ = ["listens", "port_owner", "port_taken", "require_free_port"]
+__all__ = ["cannot_listen", "listens", "port_owner", "require_free_port"]
 
 
 def listens(host: str, port: int) -> bool:
@@ -34,17 +35,24 @@ def port_owner(port: int) -> str:
 
 def require_free_port(host: str, port: int, variable: str, example: str) -> None:
     """Raises `StartError` naming the port, who holds it and the variable that moves it."""
+    host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise port_taken(host, port, variable, example) from error
+            raise cannot_listen(error, host, port, variable, example) from error
 
 
-def port_taken(host: str, port: int, variable: str, example: str) -> StartError:
-    return StartError(
-        f"port {port} on {host} is taken by {port_owner(port)}",
-        f"stop it, or choose another port: {variable}={example}",
-    )
+def cannot_listen(error: OSError, host: str, port: int, variable: str, example: str) -> StartError:
+    if isinstance(error, PermissionError):
+        return StartError(
+            f"this user may not listen on port {port}", f"choose another: {variable}={example}"
+        )
+    if error.errno == errno.EADDRINUSE:
+        return StartError(
+            f"port {port} on {host} is taken by {port_owner(port)}",
+            f"stop it, or choose another port: {variable}={example}",
+        )
+    return StartError(f"{host} is no address of this machine", "use 127.0.0.1")

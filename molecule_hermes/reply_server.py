@@ -8,7 +8,7 @@ from typing import Self
 
 from aiohttp import web
 
-from molecule_hermes.ports import port_taken
+from molecule_hermes.ports import cannot_listen
 from molecule_hermes.replies import Replies
 from molecule_hermes.wire import MAX_BODY_BYTES, REPLY_PATH, SECRET_HEADER, Callback, WireError
 
@@ -44,9 +44,9 @@ class ReplyServer:
             await web.TCPSite(runner, self._host, self._port).start()
         except OSError as error:
             await runner.cleanup()
-            raise port_taken(
-                self._host, self._port, "MOLECULE_A2A_CALLBACK_PORT", str(self._port + 1000)
-            ) from error
+            variable = "MOLECULE_A2A_CALLBACK_PORT"
+            example = str(self._port + 1000)
+            raise cannot_listen(error, self._host, self._port, variable, example) from error
         self._runner = runner
         port = runner.addresses[0][1]
         host = f"[{self._host}]" if ":" in self._host else self._host

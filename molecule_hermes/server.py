@@ -20,6 +20,7 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from molecule_hermes import __version__
 from molecule_hermes.card import build_card
@@ -27,10 +28,10 @@ from molecule_hermes.config import Settings, is_loopback
 from molecule_hermes.conversations import Conversations
 from molecule_hermes.errors import StartError
 from molecule_hermes.executor import HermesAgentProxyExecutor
-from molecule_hermes.guards import BodyGuard, HostGuard, PeerTokens, refuse_peer
+from molecule_hermes.guards import BodyGuard, HostGuard, LineGuard, PeerTokens, refuse_peer
 from molecule_hermes.handler import BridgeRequestHandler, StoredContextBuilder
 from molecule_hermes.health import Check, Health
-from molecule_hermes.ports import port_taken
+from molecule_hermes.ports import cannot_listen
 from molecule_hermes.store import MemoryTaskStore
 from molecule_hermes.transports.base import Transport
 
@@ -40,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 PROBES = ("/livez", "/readyz", "/startupz", "/healthz")
 _SHUTDOWN = 5
+_MAX_HEAD = 2**19
+"""More than one read from the socket, which may end in the middle of a head."""
 
 
 class Bridge:
@@ -132,6 +135,7 @@ class Bridge:
                 backend=PeerTokens(settings.peer_tokens, {AGENT_CARD_WELL_KNOWN_PATH, *PROBES}),
                 on_error=refuse_peer,
             ),
+            Middleware(LineGuard),
             Middleware(BodyGuard, limit=settings.max_body, rpc_paths=frozenset(rpc_paths)),
         ]
         if not settings.peer_tokens and is_loopback(settings.host):
@@ -177,19 +181,9 @@ def _listen(settings: Settings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, settings.port))
-    except socket.gaierror as error:
-        listener.close()
-        raise StartError(
-            f"MOLECULE_HERMES_HOST={host!r} is no address of this machine", "use 127.0.0.1"
-        ) from error
-    except PermissionError as error:
-        listener.close()
-        raise StartError(
-            f"this user may not listen on port {settings.port}", "set MOLECULE_HERMES_PORT"
-        ) from error
     except OSError as error:
         listener.close()
-        raise port_taken(host, settings.port, "MOLECULE_HERMES_PORT", "8001") from error
+        raise cannot_listen(error, host, settings.port, "MOLECULE_HERMES_PORT", "8001") from error
     return listener
 
 
@@ -210,6 +204,7 @@ class _Served:
     def __init__(self, app: Starlette, listener: socket.socket) -> None:
         config = uvicorn.Config(
             app,
+            http=_BoundedHead,
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -239,6 +234,31 @@ class _Served:
         self._server.should_exit = True
         if self._task is not None:
             await self._task
+
+
+class _BoundedHead(HttpToolsProtocol):
+    """Refuses a request whose headers do not end.
+
+    httptools collects them without limit, and ever more slowly: measured, one connection without a
+    token stalls all others.
+    """
+
+    _head: int | None = None
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._head is not None:
+            self._head += len(data)
+            if self._head > _MAX_HEAD and not self.transport.is_closing():
+                self.send_400_response("The request's headers are too large.")
+
+    def on_message_begin(self) -> None:
+        self._head = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head = None
+        super().on_headers_complete()
 
 
 class _QuietServer(uvicorn.Server):

@@ -22,12 +22,14 @@ _ENDED = frozenset(
 
 
 class MemoryTaskStore(InMemoryTaskStore):
-    """Tasks in memory; the oldest that have ended are forgotten beyond `max_ended`."""
+    """Tasks in memory; beyond `max_ended` or `max_bytes` the oldest that ended are forgotten."""
 
-    def __init__(self, max_ended: int = 1000) -> None:
+    def __init__(self, max_ended: int = 1000, max_bytes: int = 256 * 2**20) -> None:
         super().__init__()
         self._max_ended = max_ended
-        self._ended: OrderedDict[tuple[str, str], ServerCallContext] = OrderedDict()
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._ended: OrderedDict[tuple[str, str], tuple[ServerCallContext, int]] = OrderedDict()
 
     async def save(self, task: Task, context: ServerCallContext) -> None:
         merge_text(task)
@@ -35,10 +37,17 @@ class MemoryTaskStore(InMemoryTaskStore):
         if task.status.state in _ENDED:
             # Only the user: the request's context holds its headers, the bearer token among them.
             owner = ServerCallContext(user=context.user)
-            self._ended[resolve_user_scope(owner), task.id] = owner
-            while len(self._ended) > self._max_ended:
-                (_, task_id), owner = self._ended.popitem(last=False)
-                await self.delete(task_id, owner)
+            key = (resolve_user_scope(owner), task.id)
+            _, before = self._ended.pop(key, (owner, 0))
+            self._ended[key] = owner, task.ByteSize()
+            self._bytes += task.ByteSize() - before
+            await self._forget_the_oldest()
+
+    async def _forget_the_oldest(self) -> None:
+        while len(self._ended) > self._max_ended or self._bytes > self._max_bytes:
+            (_, task_id), (owner, size) = self._ended.popitem(last=False)
+            self._bytes -= size
+            await self.delete(task_id, owner)
 
 
 def merge_text(task: Task) -> None:

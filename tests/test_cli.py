@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 import io
+import logging
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from molecule_hermes.cli import main
+from molecule_hermes.cli import _Redacted, main
 from molecule_hermes.client import send
 from molecule_hermes.errors import StartError
 from molecule_hermes.turns import Completed, TextDelta, ToolProgress
@@ -114,3 +116,38 @@ async def test_send_without_a_token_says_how_to_pass_one(bridge: StartBridge) ->
     async with bridge(ScriptedTransport(), PEER_TOKENS="a:0123456789") as b:
         with pytest.raises(StartError, match="--token"):
             await send(b.url, "hi", io.StringIO(), io.StringIO())
+
+
+@pytest.mark.parametrize("command", [["send", "hi"], ["card"], ["doctor"]])
+@pytest.mark.parametrize("wrong", ["--url=http://127.0.0.1:http", "--url=here", "--token=ü"])
+def test_a_wrong_argument_is_one_line_and_exits_2(command: list[str], wrong: str) -> None:
+    ended = run(*command, wrong)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+
+
+def test_a_file_that_cannot_be_read_is_one_line_and_exits_1(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").mkdir()
+    port = {"MOLECULE_HERMES_PORT": "0", "HERMES_API_BASE": f"http://127.0.0.1:{free_port()}/v1"}
+    ended = run("up", HERMES_HOME=str(tmp_path), **port)
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+    assert str(tmp_path / "config.yaml") in ended.stderr
+
+
+async def test_a_text_that_is_not_utf8_is_sent_as_far_as_it_can_be_read(
+    bridge: StartBridge,
+) -> None:
+    transport = ScriptedTransport(Completed("done"))
+    async with bridge(transport) as b:
+        ended = await asyncio.to_thread(run, "send", "caf\udce9", "--url", b.url)
+    assert ended.returncode == 0
+    assert transport.turns[0].text == "caf\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_peers_mistake_is_one_line_in_the_log() -> None:
+    error = ValueError("what the peer sent\n2026 ERROR forged: " + "x" * 10_000)
+    raised = (ValueError, error, None)
+    record = logging.LogRecord("a2a.server", logging.ERROR, "f", 1, "bad %s", ("params",), raised)
+    text = _Redacted(None).format(record)
+    assert text.startswith("bad params (what the peer sent 2026")
+    assert "\n" not in text
+    assert len(text) < 600

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -113,3 +114,14 @@ def test_a_mistyped_variable_is_noticed() -> None:
     assert unknown_variables({"MOLECULE_HERMES_PROT": "1", "PATH": "x"}) == {
         "MOLECULE_HERMES_PROT": "MOLECULE_HERMES_PORT"
     }
+
+
+def test_only_the_variables_of_the_table_count() -> None:
+    assert Settings.from_env({"host": "0.0.0.0", "port": "junk", "name": "x"}) == Settings.from_env(
+        {}
+    )
+
+
+def test_a_state_dir_may_begin_with_the_users_home() -> None:
+    settings = Settings.from_env({"MOLECULE_HERMES_STATE_DIR": "~/state"})
+    assert settings.state_dir == Path.home() / "state"

@@ -102,3 +102,14 @@ async def test_any_messages_are_answered_or_refused(messages: list[Any]) -> None
     async with demo_model() as url, httpx.AsyncClient(base_url=url, timeout=10) as client:
         answered = await client.post("/chat/completions", json={"messages": messages})
     assert answered.status_code in (200, 400)
+
+
+async def test_a_turn_that_is_cancelled_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    body = {"messages": [{"role": "user", "content": "demo:slow=0.01 " * 20}], "stream": True}
+    async with (
+        demo_model() as url,
+        httpx.AsyncClient(base_url=url) as http,
+        http.stream("POST", "/chat/completions", json=body) as response,
+    ):
+        await anext(response.aiter_raw())
+    assert "Traceback" not in caplog.text

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
-from a2a.types import CancelTaskRequest, GetTaskRequest, Part
+from a2a.server.context import ServerCallContext
+from a2a.types import CancelTaskRequest, GetTaskRequest, Part, Task, TaskState
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from molecule_hermes.client import message
 from molecule_hermes.conversations import Conversations
 from molecule_hermes.errors import FAILURES, Interrupted
+from molecule_hermes.executor import HermesAgentProxyExecutor
+from molecule_hermes.store import MemoryTaskStore
 from molecule_hermes.turns import (
     Cancelled,
     Completed,
@@ -197,6 +201,32 @@ async def test_cancel_ends_the_task_even_when_hermes_does_not_stop(bridge: Start
             if event.HasField("artifact_update") and not event.artifact_update.last_chunk:
                 await client.cancel_task(CancelTaskRequest(id=turn.task_id))
         assert turn.states[-1] == "CANCELED"
+
+
+async def test_a_cancel_that_comes_too_late_leaves_the_task_completed(
+    bridge: StartBridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving, cancelled = asyncio.Event(), asyncio.Event()
+    save, cancel = MemoryTaskStore.save, HermesAgentProxyExecutor.cancel
+
+    async def slow_save(store: MemoryTaskStore, task: Task, context: ServerCallContext) -> None:
+        if task.status.state == TaskState.TASK_STATE_COMPLETED:
+            saving.set()
+            await cancelled.wait()
+        await save(store, task, context)
+
+    async def told_cancel(executor: HermesAgentProxyExecutor, *args: Any) -> None:
+        await cancel(executor, *args)
+        cancelled.set()
+
+    monkeypatch.setattr(MemoryTaskStore, "save", slow_save)
+    monkeypatch.setattr(HermesAgentProxyExecutor, "cancel", told_cancel)
+    async with bridge(ScriptedTransport(Completed("done"))) as b, peer(b.url) as client:
+        task_id = await first_task_id(client.send_message(message("hi")))
+        await saving.wait()
+        task = await client.cancel_task(CancelTaskRequest(id=task_id))
+        stored = await client.get_task(GetTaskRequest(id=task_id))
+    assert state(task) == state(stored) == "COMPLETED"
 
 
 async def test_a_waiting_turn_says_so_and_can_be_cancelled(bridge: StartBridge) -> None:

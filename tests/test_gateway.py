@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -31,6 +32,13 @@ STUBBORN = (
     "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
     " start_new_session=True);"
     "print(child.pid, flush=True); time.sleep(60)"
+)
+
+KILLED = (
+    "import os, signal, subprocess, sys;"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
+    " start_new_session=True, env=os.environ | {'_HERMES_GATEWAY': '1'});"
+    "print(child.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
 )
 
 
@@ -71,6 +79,13 @@ async def test_a_process_that_ignores_sigterm_is_killed_with_what_it_started(
     async with gateway(tmp_path, STUBBORN, stop_timeout=0.3) as running:
         child = int(await until_logged(running))
         assert psutil.pid_exists(child)
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
+
+
+async def test_whoever_is_in_haste_does_not_wait_for_it(tmp_path: Path) -> None:
+    async with asyncio.timeout(10), gateway(tmp_path, STUBBORN) as running:
+        child = int(await until_logged(running))
+        asyncio.get_running_loop().call_later(0.2, running.hasten.set)
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
 
 
@@ -125,3 +140,59 @@ def test_a_hermes_elsewhere_is_not_ours_to_start() -> None:
     with pytest.raises(StartError, match="serve"):
         api_address(remote)
     assert api_address(Settings.from_env({})) == ("127.0.0.1", 8642)
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
+def test_a_host_of_another_machine_is_not_called_a_taken_port(host: str) -> None:
+    with pytest.raises(StartError, match=f"^{host} is no address of this machine"):
+        require_free_port(host, free_port(), "MOLECULE_HERMES_PORT", "8001")
+
+
+def test_an_address_in_brackets_is_an_address() -> None:
+    require_free_port("[::1]", free_port(), "MOLECULE_HERMES_PORT", "8001")
+
+
+async def test_what_a_killed_gateway_leaves_behind_is_ended(tmp_path: Path) -> None:
+    changed = asyncio.Event()
+    async with gateway(tmp_path, KILLED, on_change=lambda _: changed.set()) as running:
+        await asyncio.wait_for(changed.wait(), 10)
+        assert not psutil.pid_exists(int(running.log_tail()))
+
+
+async def test_no_proxy_stands_before_this_machine(tmp_path: Path) -> None:
+    async with asyncio.timeout(10), gateway(tmp_path, STAYS) as running:
+        while "127.0.0.1,localhost'" not in running.log_tail():
+            await asyncio.sleep(0.02)
+
+
+async def test_what_an_earlier_gateway_left_behind_is_ended_at_the_start(tmp_path: Path) -> None:
+    environ = dict(os.environ) | {"_HERMES_GATEWAY": "1", "HERMES_HOME": str(tmp_path / "home")}
+    left = subprocess.Popen(["sleep", "60"], env=environ)
+    async with gateway(tmp_path, STAYS):
+        assert left.poll() is not None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a parent's death")
+async def test_a_killed_bridge_takes_a_gateway_along_that_ignores_sigterm(tmp_path: Path) -> None:
+    bridge = f"""
+import asyncio, pathlib
+from tests.test_gateway import STUBBORN, gateway
+async def main():
+    async with gateway(pathlib.Path({str(tmp_path)!r}), STUBBORN) as running:
+        print(running.pid, flush=True)
+        await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", bridge, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    pid = int(await asyncio.wait_for(process.stdout.readline(), 10))
+    async with asyncio.timeout(10):
+        while not (log := (tmp_path / "gateway.log").read_text()):
+            await asyncio.sleep(0.02)
+        process.kill()
+        await process.wait()
+        while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
+            await asyncio.sleep(0.02)
+    psutil.Process(int(log)).kill()

@@ -50,6 +50,20 @@ async def test_a_flood_of_probes_is_one_check() -> None:
     assert calls == 1
 
 
+async def test_a_flood_of_probes_is_one_check_even_when_it_takes_long() -> None:
+    calls = 0
+
+    async def slow() -> None:
+        nonlocal calls
+        calls += 1
+        await stuck()
+
+    health = Health({"a": slow}, fresh=0.1, timeout=0.2)
+    reports = await asyncio.gather(*(health.ready() for _ in range(20)))
+    assert calls == 1
+    assert not any(report.ready for report in reports)
+
+
 async def test_started_stays_and_draining_wins() -> None:
     health = Health({"a": fine})
     assert not health.started

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml as pyyaml
+from dotenv import dotenv_values
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -180,3 +181,11 @@ def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
 def test_a_stale_pid_file_is_no_running_gateway(home: HermesHome, text: str) -> None:
     (home.path / "gateway.pid").write_text(text)
     assert home.running_gateway() is None
+
+
+@pytest.mark.parametrize("value", ["plain-0123456789", "my secret # key", "a$b", 'say "hi"'])
+def test_a_value_is_read_back_as_it_was_written(tmp_path: Path, value: str) -> None:
+    home = HermesHome(tmp_path)
+    home.merge_env({"API_SERVER_KEY": value})
+    assert dotenv_values(home.env_file)["API_SERVER_KEY"] == value
+    assert home.read_env()["API_SERVER_KEY"] == value

@@ -22,7 +22,16 @@ from molecule_hermes.client import message
 from molecule_hermes.errors import StartError, Unreachable
 from molecule_hermes.turns import Completed, TextDelta
 from tests.conftest import StartBridge
-from tests.fakes import FakeHermes, ScriptedTransport, answer, streaming
+from tests.fakes import (
+    DONE,
+    FakeHermes,
+    ScriptedTransport,
+    answer,
+    chunk,
+    streaming,
+    tool,
+    upstream_error,
+)
 from tests.peers import Turn, ask, peer, reply_text, state
 
 CARD = "/.well-known/agent-card.json"
@@ -355,3 +364,88 @@ async def test_answers_are_not_crossed_under_load(bridge: StartBridge, hermes: F
         turns = await asyncio.gather(*(ask(client, f"m{i}", f"c{i % 30}") for i in range(90)))
     assert [t.text for t in turns] == [f"you said m{i}" for i in range(90)]
     assert hermes.most_running <= 8
+
+
+async def test_a_request_that_breaks_off_is_not_run(bridge: StartBridge) -> None:
+    transport = ScriptedTransport(Completed("never"))
+    body = json.dumps(rpc("SendMessage", text_message())).encode()
+    async with bridge(transport) as b, httpx.AsyncClient(base_url=b.url) as http:
+        url = httpx.URL(b.url)
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(
+            b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"A2A-Version: 1.0\r\nContent-Length: 9999\r\n\r\n" + body
+        )
+        await writer.drain()
+        writer.write_eof()
+        assert await reader.read() == b""
+        listed = await http.get("/tasks", headers={"A2A-Version": "1.0"})
+        assert listed.json()["tasks"] == []
+        writer.close()
+    assert transport.turns == []
+
+
+@pytest.mark.parametrize("path", ["/", "/message:send"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"jsonrpc": "2.0", "id": "\\ud800", "method": "GetTask", "params": {}}',
+        b'{"message": {"messageId": "\xff"}}',
+        b"[" * 100_000,
+        b"9" * 5000,
+        b"{",
+    ],
+    ids=["half a character", "not UTF-8", "deep", "digits", "junk"],
+)
+@pytest.mark.parametrize("version", ["1.0", "0.3"])
+async def test_a_body_that_cannot_be_read_is_the_peers_mistake(
+    bridge: StartBridge, path: str, body: bytes, version: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bridge(ScriptedTransport()) as b, httpx.AsyncClient(base_url=b.url) as http:
+        headers = {"Content-Type": "application/json", "A2A-Version": version}
+        answered = await http.post(path, content=body, headers=headers)
+    error = answered.json()["error"]
+    assert (answered.status_code, error["code"]) in [(200, -32700), (400, 400)]
+    assert error["message"] == "the body is not JSON that can be read"
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("pieces", "ended"),
+    [
+        (answer("a \ud83d", "\ude00"), "COMPLETED"),
+        ([tool("running", "t\ud800", label="l\ud800"), *answer("ok")], "COMPLETED"),
+        ([chunk("ok", "stop", usage={"total_tokens": 10**400}), DONE], "COMPLETED"),
+        (upstream_error("HTTP 400: bad \ud800"), "FAILED"),
+    ],
+    ids=["text", "tool", "usage", "error"],
+)
+async def test_whatever_hermes_says_the_task_ends_as_it_should(
+    bridge: StartBridge, hermes: FakeHermes, pieces: list[bytes], ended: str
+) -> None:
+    hermes.replies = [streaming(*pieces)]
+    async with bridge(hermes) as b, peer(b.url) as client:
+        turn = await ask(client, "hi")
+    assert turn.states[-1] == ended
+
+
+@pytest.mark.parametrize("version", ["1.0", "0.3"])
+@pytest.mark.parametrize("binding", ["JSONRPC", "HTTP+JSON"])
+async def test_line_ends_of_every_kind_reach_the_peer(
+    bridge: StartBridge, hermes: FakeHermes, binding: str, version: str
+) -> None:
+    text = "a\x85b\u2028c\u2029d\x0b\x0c\x1c\r\ne"
+    hermes.replies = [streaming(*answer(text))]
+    async with bridge(hermes) as b, peer(b.url, binding=binding, version=version) as client:
+        assert (await ask(client, text)).text == text
+
+
+async def test_headers_without_end_are_refused(bridge: StartBridge) -> None:
+    async with bridge(ScriptedTransport()) as b, httpx.AsyncClient() as http:
+        url = httpx.URL(b.url)
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 2**20)
+        answered = await asyncio.wait_for(reader.readline(), 10)
+        assert answered.startswith(b"HTTP/1.1 400")
+        writer.close()
+        assert (await http.get(b.url + "/livez")).status_code == 200

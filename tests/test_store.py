@@ -45,6 +45,16 @@ async def test_saving_an_ended_task_again_does_not_count_twice() -> None:
     assert await store.get("a", context())
 
 
+async def test_large_tasks_are_forgotten_sooner() -> None:
+    store = MemoryTaskStore(max_bytes=10_000)
+    for i in range(6):
+        large = task(f"t{i}")
+        large.history.add(message_id="m", parts=[Part(text="x" * 3000)])
+        await store.save(large, context())
+        await store.save(large, context())
+    assert [i for i in range(6) if await store.get(f"t{i}", context())] == [3, 4, 5]
+
+
 async def test_a_task_belongs_to_its_peer() -> None:
     store = MemoryTaskStore()
     await store.save(task("t"), context("alice"))

@@ -28,7 +28,13 @@ from molecule_hermes.errors import (
     Unreachable,
     failure_from_model_error,
 )
-from molecule_hermes.transports.completions import Chunk, StreamError, parse_chunk, parse_tool
+from molecule_hermes.transports.completions import (
+    Chunk,
+    StreamError,
+    parse_chunk,
+    parse_tool,
+    readable,
+)
 from molecule_hermes.turns import (
     Cancelled,
     Completed,
@@ -299,4 +305,4 @@ async def _error_text(response: httpx.Response, limit: int = 64 * 1024) -> str:
         return text[:500]
     error = data.get("error") if isinstance(data, dict) else None
     message = error.get("message") if isinstance(error, dict) else error
-    return message[:500] if isinstance(message, str) else ""
+    return readable(message[:500]) if isinstance(message, str) else ""

@@ -9,7 +9,7 @@ from typing import Any
 from molecule_hermes.errors import redact
 from molecule_hermes.turns import ToolProgress, Usage
 
-__all__ = ["Chunk", "StreamError", "parse_chunk", "parse_tool"]
+__all__ = ["Chunk", "StreamError", "parse_chunk", "parse_tool", "readable"]
 
 _PREVIEW = 200
 
@@ -40,11 +40,18 @@ def parse_chunk(data: str) -> Chunk:
     if not isinstance(finish, str):
         finish = "error" if error else ""
     return Chunk(
-        text=text if isinstance(text, str) else "",
+        text=readable(text) if isinstance(text, str) else "",
         finish_reason=finish,
         error=error,
         usage=_usage(chunk.get("usage")),
     )
+
+
+def readable(text: str) -> str:
+    """The text without halves of characters (`\\ud83d`), which JSON lets through and A2A's
+    protobuf refuses.
+    """
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def parse_tool(data: str) -> ToolProgress:
@@ -55,9 +62,9 @@ def parse_tool(data: str) -> ToolProgress:
         raise StreamError("a tool event names no tool")
     label = progress.get("label")
     return ToolProgress(
-        tool=tool[:_PREVIEW],
+        tool=readable(tool[:_PREVIEW]),
         phase="end" if progress.get("status") == "completed" else "start",
-        preview=redact(label[:_PREVIEW]) if isinstance(label, str) else "",
+        preview=redact(readable(label[:_PREVIEW])) if isinstance(label, str) else "",
     )
 
 
@@ -76,7 +83,7 @@ def _error(chunk: dict[str, Any]) -> str:
     for place, key in (("hermes", "error"), ("error", "message")):
         holder = chunk.get(place)
         if isinstance(holder, dict) and isinstance(text := holder.get(key), str) and text:
-            return text
+            return readable(text)
     return ""
 
 
@@ -91,4 +98,7 @@ def _usage(value: object) -> Usage:
 
 
 def _count(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
+    """Within what JSON's numbers hold exactly; A2A's metadata takes no more."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return 0
+    return value if 0 <= value < 2**53 else 0
