@@ -166,7 +166,7 @@ class Gateway:
         if pid := self.home.running_gateway():
             raise StartError(
                 f"a Hermes gateway (pid {pid}) already runs on {self.home.path}",
-                f"stop it (kill {pid}), talk to it with `molecule-hermes serve`, "
+                f"stop it (kill {_who_keeps(pid)}), talk to it with `molecule-hermes serve`, "
                 "or choose another HERMES_HOME",
             )
 
@@ -175,6 +175,7 @@ class Gateway:
         await asyncio.to_thread(_kill, _left_by(self.home))
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self._log = self.log_file.open("wb")
+        self.log_file.chmod(0o600)
         await self._start()
         self._supervisor = asyncio.create_task(self._supervise(), name="hermes-supervisor")
         return self
@@ -251,6 +252,17 @@ class Gateway:
             process.kill()
         await ended
         await asyncio.to_thread(_kill, family + _left_by(self.home))
+
+
+def _who_keeps(pid: int) -> int:
+    """The bridge that runs a gateway and would start it again; else the gateway itself."""
+    try:
+        parent = psutil.Process(pid).parent()
+        if parent is not None and "molecule" in " ".join(parent.cmdline()):
+            return parent.pid
+    except psutil.Error:
+        pass
+    return pid
 
 
 def _without_proxy(environ: Mapping[str, str]) -> dict[str, str]:

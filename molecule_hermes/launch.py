@@ -277,7 +277,7 @@ def _banner(url: str, way: Way, model: ModelChoice) -> str:
         f"\nThe agent is ready: {url} (Hermes through {through})\n"
         f"  card     {url}/.well-known/agent-card.json\n"
         f'  talk     {command} send --url {url} "Hello"\n'
-        f"  check    {command} doctor\n"
+        f"  check    {command} doctor --url {url}\n"
         f"  stop     Ctrl-C\n" + (demo if model.is_demo else "")
     )
 

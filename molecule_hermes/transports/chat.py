@@ -111,7 +111,7 @@ class ChatTransport:
         try:
             response = await self._open_client().get(f"{self._base_url}/models", timeout=5.0)
         except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
+            raise self._unreachable() from error
         if response.status_code != 200:
             raise _refusal(response.status_code)
 
@@ -196,15 +196,15 @@ class ChatTransport:
         except httpx.HTTPError as error:
             if reply.started:
                 raise Interrupted("the stream from Hermes broke off") from error
-            raise self._unreachable(error) from error
+            raise self._unreachable() from error
 
     def _open_client(self) -> httpx.AsyncClient:
         if self._client is None:
             raise Draining("the transport is closed")
         return self._client
 
-    def _unreachable(self, error: httpx.HTTPError) -> Unreachable:
-        return Unreachable(f"Hermes does not answer at {self._base_url} ({type(error).__name__})")
+    def _unreachable(self) -> Unreachable:
+        return Unreachable(f"Hermes does not answer at {self._base_url}")
 
 
 class _Reply:

@@ -120,7 +120,7 @@ class PluginTransport:
             if self._secret and (await self._post(CANCEL_PATH, Cancel("check")))[0] == 401:
                 raise self._wrong_secret()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise self._unreachable(error) from error
+            raise self._unreachable() from error
         if not health.get("ready"):
             raise Draining("Hermes is starting or shutting down")
 
@@ -202,7 +202,7 @@ class PluginTransport:
     def _lost(self, error: Exception, sends: int) -> TurnFailure:
         """Nothing left before the first connection; after it nobody knows."""
         if isinstance(error, aiohttp.ClientConnectorError) and sends == 1:
-            return self._unreachable(error)
+            return self._unreachable()
         return Interrupted("Hermes stopped answering while it was given the message")
 
     async def _decline(self, turn: Turn, question: Question) -> Notice:
@@ -276,10 +276,9 @@ class PluginTransport:
             raise Draining("the transport is closed")
         return self._session
 
-    def _unreachable(self, error: Exception) -> Unreachable:
+    def _unreachable(self) -> Unreachable:
         return Unreachable(
-            f"the plugin inside Hermes does not answer at {self._base_url} "
-            f"({type(error).__name__})",
+            f"the plugin inside Hermes does not answer at {self._base_url}",
             hint="`molecule-hermes doctor` says why it is not bound",
         )
 

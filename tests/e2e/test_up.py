@@ -224,6 +224,7 @@ async def test_a_second_one_on_the_same_home_is_told_so(
     ended = await _run_up(environment(Path(environ["MOLECULE_HERMES_STATE_DIR"])))
     assert ended.returncode == 1
     assert f"pid {stack.hermes_pid()}" in ended.stderr
+    assert f"kill {stack.process.pid}" in ended.stderr
 
 
 @pytest.mark.parametrize("variable", ["MOLECULE_HERMES_PORT", "HERMES_API_BASE"])
