@@ -273,6 +273,12 @@ async def test_the_check_tells_ready_starting_and_a_wrong_secret_apart(
         assert failure(await run(other)) == "auth"
 
 
+async def test_the_check_tells_a_secret_that_only_the_plugin_has(plugin: FakePlugin) -> None:
+    async with PluginTransport(plugin.url) as transport:
+        with pytest.raises(AuthFailure):
+            await transport.check()
+
+
 async def test_a_hermes_that_dies_under_a_turn_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = FakePlugin()
     plugin.script = nothing

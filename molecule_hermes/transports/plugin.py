@@ -114,10 +114,10 @@ class PluginTransport:
             await session.close()
 
     async def check(self) -> None:
-        """Asks the plugin's health, and with a secret whether it takes ours."""
+        """Asks the plugin's health, and whether it takes our secret, or none."""
         try:
             health = await self._health(timeout=3.0)
-            if self._secret and (await self._post(CANCEL_PATH, Cancel("check")))[0] == 401:
+            if (await self._post(CANCEL_PATH, Cancel("check")))[0] == 401:
                 raise self._wrong_secret()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise self._unreachable() from error
