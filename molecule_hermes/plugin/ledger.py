@@ -83,7 +83,7 @@ class Turn:
         return self.inbound.chat_id
 
     def callback(self, body: Body, content: str = "") -> Callback:
-        return Callback(self.chat_id, self.message_id, content, body)
+        return Callback(self.chat_id, self.message_id, _encodable(content), body)
 
     def draft(self, draft_id: object, text: str) -> Callback | None:
         """What a cumulative draft adds. Text of a new segment takes the place of the old."""
@@ -307,6 +307,15 @@ def _readable(error: str) -> str:
         return error
     code = told.get("code") or told.get("type")
     return f"{told['message']} ({code})" if code else str(told["message"])
+
+
+def _encodable(text: str) -> str:
+    """The text with halves of a character joined, as a model may stream them; a lone one is �."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def _is_silence(text: str) -> bool:
