@@ -237,9 +237,9 @@ class Ledger:
         return chat.running if chat else None
 
     def last(self, chat_id: str) -> Turn | None:
-        """The chat's latest message that began: where a push is sent."""
+        """Where a push is sent: the chat's latest message that ended; it is none of the next."""
         chat = self._chats.get(chat_id)
-        return (chat.running or chat.last) if chat else None
+        return (chat.last or chat.running) if chat else None
 
     def unfinished(self) -> list[Turn]:
         return list(self._turns.values())

@@ -10,7 +10,7 @@ import pytest
 from molecule_hermes.plugin.desk import Desk, NotAChoiceError, UnknownNameError
 from molecule_hermes.plugin.ledger import Ledger, Question, Turn
 from molecule_hermes.plugin.outbox import Outbox, Parcel
-from molecule_hermes.wire import Answer, Approval, Callback, Final, Inbound, Notice, Push
+from molecule_hermes.wire import Answer, Approval, Callback, File, Final, Inbound, Notice, Push
 
 
 class FakeOutbox(Outbox):
@@ -214,6 +214,16 @@ async def test_a_push_comes_after_the_final_and_is_none(room: Room) -> None:
     room.end(await room.started())
     assert room.desk.push("c", "the build is done")
     assert [type(c.body) for c in room.outbox.callbacks] == [Final, Push]
+    assert room.outbox.callbacks[-1].reply_to == "1"
+
+
+async def test_what_a_turn_says_after_its_end_is_not_in_the_next_one(room: Room) -> None:
+    room.say("1")
+    room.end(await room.started())
+    room.say("2")
+    await room.started()
+    assert room.desk.owner("c", "1") is None
+    assert room.desk.push("c", "stopped", File("a.txt", "text/plain", b"x"))
     assert room.outbox.callbacks[-1].reply_to == "1"
 
 
