@@ -33,12 +33,16 @@ class FakeGateway:
         self.approvals: list[tuple[str, str]] = []
         self.pending = 9
         self.crash = False
+        self.preparing = False
 
     def state(self) -> Literal["ready", "starting", "draining"]:
         return self.phase
 
     def busy(self, turn: Turn) -> bool:
         return turn.chat_id in self.working
+
+    def stoppable(self, turn: Turn) -> bool:
+        return self.busy(turn) and not self.preparing
 
     async def start(self, turn: Turn) -> None:
         if self.crash:
@@ -163,6 +167,18 @@ async def test_cancel_before_hermes_has_begun_does_not_reach_hermes(room: Room) 
     assert room.gateway.stopped == []
     with pytest.raises(UnknownNameError):
         room.desk.cancel("1")
+
+
+async def test_cancel_waits_for_the_agent_that_it_stops(room: Room) -> None:
+    room.gateway.preparing = True
+    room.say("1")
+    await room.started()
+    room.desk.cancel("1")
+    await asyncio.sleep(0.1)
+    assert room.gateway.stopped == []
+    room.gateway.preparing = False
+    await asyncio.sleep(0.1)
+    assert room.gateway.stopped == ["1"]
 
 
 async def test_cancel_stops_hermes_and_what_is_said_then_is_not_told(room: Room) -> None:
