@@ -157,7 +157,9 @@ async def _plugin(settings: Settings) -> str:
         except Unreachable:
             home = HermesHome(settings.home)
             state = await platform_state(settings.hermes_api_base, credentials.api_key)
-            hermes = await asyncio.to_thread(running_hermes, home, os.environ)
+            hermes = await asyncio.to_thread(
+                running_hermes, home, os.environ, settings.platform_url
+            )
             why = await asyncio.to_thread(diagnose, hermes, state)
             if settings.platform_enabled is None:
                 why.hint += " (MOLECULE_A2A_PLATFORM_ENABLED=false if it is not wanted)"

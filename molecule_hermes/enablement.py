@@ -12,8 +12,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -21,7 +23,12 @@ import psutil
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError, redact
 from molecule_hermes.hermes_home import HermesHome
-from molecule_hermes.plugin.settings import ENTRY_POINT, PLATFORM, hermes_settings
+from molecule_hermes.plugin.settings import (
+    ENTRY_POINT,
+    PLATFORM,
+    enabled_by_env,
+    hermes_settings,
+)
 
 __all__ = [
     "Hermes",
@@ -57,16 +64,23 @@ class Hermes:
     environ: Mapping[str, str]
     python: str = sys.executable
     logs: Sequence[Path] = ()
+    url: str = ""
+    """Where the bridge looks for the plugin."""
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """The environment as Hermes sees it: its .env wins (hermes_cli/env_loader.py)."""
+        return {**self.environ, **self.home.read_env()}
 
 
-def running_hermes(home: HermesHome, environ: Mapping[str, str]) -> Hermes:
+def running_hermes(home: HermesHome, environ: Mapping[str, str], url: str = "") -> Hermes:
     """The gateway that runs on the home, with its own interpreter and environment."""
     logs = [home.path / "logs" / name for name in ("gateway.log", "agent.log", "errors.log")]
     try:
         process = psutil.Process(home.running_gateway() or -1)
-        return Hermes(home, process.environ(), process.cmdline()[0], logs)
+        return Hermes(home, process.environ(), process.cmdline()[0], logs, url)
     except (psutil.Error, ValueError, IndexError):
-        return Hermes(home, environ, logs=logs)
+        return Hermes(home, environ, logs=logs, url=url)
 
 
 def enable(home: HermesHome, settings: Settings, *, even_if_disabled: bool = False) -> None:
@@ -84,7 +98,8 @@ def enable(home: HermesHome, settings: Settings, *, even_if_disabled: bool = Fal
 async def platform_state(api_base: str, api_key: str) -> Mapping[str, Any] | None:
     """What Hermes says of our platform: its state, {} if it knows none, None if it cannot say.
 
-    `status` stays "ok" whatever happens to a platform: only `platforms` tells.
+    `status` stays "ok" whatever happens to a platform: only `platforms` tells, and it also holds
+    what an earlier life of Hermes left there.
     """
     try:
         async with _hermes_api(api_base, api_key) as http:
@@ -92,9 +107,18 @@ async def platform_state(api_base: str, api_key: str) -> Mapping[str, Any] | Non
         if answer["gateway_state"] != "running":
             return None
         state = answer["platforms"].get(PLATFORM, {})
+        if state and _is_left_over(state["updated_at"], answer["pid"]):
+            return {}
     except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return state if isinstance(state, Mapping) else {}
+
+
+def _is_left_over(written: str, pid: int) -> bool:
+    try:
+        return datetime.fromisoformat(written).timestamp() < psutil.Process(pid).create_time() - 1.0
+    except psutil.Error:
+        return False
 
 
 async def open_first_session(api_base: str, api_key: str) -> None:
@@ -121,10 +145,13 @@ def diagnose(hermes: Hermes, state: Mapping[str, Any] | None) -> NotBoundError:
         _not_installed(hermes)
         or _safe_mode(hermes)
         or _not_enabled(hermes.home, config)
-        or _load_error(hermes)
-        or _no_stanza(hermes, config)
         or _fatal(state)
-        or _unknown(hermes, state)
+        or _no_stanza(hermes, config)
+        or _not_running(hermes)
+        or _elsewhere(hermes, config, state)
+        # After what is known to hold now: the log also has the lines of earlier lives.
+        or _load_error(hermes)
+        or _unknown(state)
     )
 
 
@@ -146,7 +173,12 @@ def _not_installed(hermes: Hermes) -> NotBoundError | None:
 
 
 def _safe_mode(hermes: Hermes) -> NotBoundError | None:
-    if hermes.environ.get("HERMES_SAFE_MODE", "").strip().lower() not in {"1", "true", "yes", "on"}:
+    if hermes.settings.get("HERMES_SAFE_MODE", "").strip().lower() not in {
+        "1",
+        "true",
+        "yes",
+        "on",
+    }:
         return None
     return NotBoundError(
         "safe_mode", "HERMES_SAFE_MODE is set, so Hermes loads no plugin", "unset it and restart"
@@ -174,10 +206,7 @@ def _not_enabled(home: HermesHome, config: Mapping[str, Any]) -> NotBoundError |
 def _no_stanza(hermes: Hermes, config: Mapping[str, Any]) -> NotBoundError | None:
     platforms = config.get("platforms")
     stanza = platforms.get(PLATFORM) if isinstance(platforms, Mapping) else None
-    by_env = any(
-        hermes.environ.get(name, "").strip()
-        for name in ("MOLECULE_A2A_PLATFORM_ENABLED", "MOLECULE_A2A_PLATFORM_PORT")
-    )
+    by_env = enabled_by_env(hermes.settings) is not None
     if isinstance(stanza, Mapping) and stanza.get("enabled", False):
         return None
     if stanza is None and by_env:
@@ -218,10 +247,31 @@ def _fatal(state: Mapping[str, Any] | None) -> NotBoundError | None:
     return NotBoundError("fatal", reason, "see Hermes's log")
 
 
-def _unknown(hermes: Hermes, state: Mapping[str, Any] | None) -> NotBoundError:
-    if hermes.home.running_gateway() is None:
-        message, hint = "no Hermes runs on that folder", "start it: `molecule-hermes up`"
-        return NotBoundError("not_running", message, hint)
+def _not_running(hermes: Hermes) -> NotBoundError | None:
+    if hermes.home.running_gateway() is not None:
+        return None
+    message, hint = "no Hermes runs on that folder", "start it: `molecule-hermes up`"
+    return NotBoundError("not_running", message, hint)
+
+
+def _elsewhere(
+    hermes: Hermes, config: Mapping[str, Any], state: Mapping[str, Any] | None
+) -> NotBoundError | None:
+    try:
+        port = int(config["platforms"][PLATFORM]["extra"]["port"])
+        looked_for = urlsplit(hermes.url).port
+    except (KeyError, TypeError, ValueError):
+        return None
+    if not looked_for or port == looked_for or not state or state.get("state") != "connected":
+        return None
+    return NotBoundError(
+        "elsewhere",
+        f"the bridge looks for it at port {looked_for}, {hermes.home.config_file} says {port}",
+        f"set MOLECULE_A2A_PLATFORM_PORT={port}, or run `{_ENABLE}` and restart Hermes",
+    )
+
+
+def _unknown(state: Mapping[str, Any] | None) -> NotBoundError:
     told = f"Hermes says {json.dumps(dict(state))}" if state else "Hermes does not know it"
     return NotBoundError(
         "unknown",

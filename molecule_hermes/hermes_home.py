@@ -79,15 +79,13 @@ class HermesHome:
 
     def read_config(self) -> MutableMapping[str, Any]:
         try:
-            config = YAML().load(self.config_file.read_text(encoding="utf-8"))
+            config = _load(self.config_file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
         except (YAMLError, UnicodeDecodeError) as error:
             raise StartError(
                 f"{self.config_file} is not valid YAML", "mend it, or move it away"
             ) from error
-        if config is None:
-            return {}
         if not isinstance(config, MutableMapping):
             raise StartError(f"{self.config_file} is not a mapping", "mend it, or move it away")
         return config
@@ -200,6 +198,18 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str) and value.lower() in _BOOLEANS:
         return DoubleQuotedScalarString(value)
     return value
+
+
+def _load(text: str) -> Any:
+    yaml = YAML()
+    # Without its quotes "off" or "12:30" is no longer text to Hermes's YAML 1.1.
+    yaml.preserve_quotes = True
+    config = yaml.load(text)
+    if config is None:
+        comments = [line for line in text.splitlines() if line.lstrip().startswith("#")]
+        config = yaml.load("\n".join([*comments, "{}"]))
+        config.fa.set_block_style()
+    return config
 
 
 def _dump(config: Mapping[str, Any]) -> str:

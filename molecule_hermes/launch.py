@@ -25,7 +25,7 @@ from molecule_hermes.enablement import (
     open_first_session,
     platform_state,
 )
-from molecule_hermes.errors import ConfigError, StartError, TurnFailure
+from molecule_hermes.errors import AuthFailure, ConfigError, Draining, StartError, TurnFailure
 from molecule_hermes.gateway import (
     SECRET_VARIABLE,
     Credentials,
@@ -119,7 +119,7 @@ class _Run:
             warnings=warnings,
         ) as bridge:
             self.signals.again = [bridge.hasten.set, self.gateway.hasten.set]
-            waits = [self._until_ready(bridge), self.gateway.failed()]
+            waits = [self._until_ready(bridge, way), self.gateway.failed()]
             if way == "plugin":
                 waits.append(self._until_not_bound(transport))
             if await self.signals.first(*waits):
@@ -127,45 +127,62 @@ class _Run:
                 await self.signals.first(self.gateway.failed())
             self.say("stopping…")
 
-    async def _until_ready(self, bridge: Bridge) -> None:
+    async def _until_ready(self, bridge: Bridge, way: Way) -> None:
         """Returns when the bridge is ready; tells every two seconds what it still waits for."""
         began = told = time.monotonic()
         budget = self.settings.ready_budget
         while True:
             report = await bridge.health.ready()
             now = time.monotonic()
-            if report.ready:
+            if report.ready and (way == "chat" or await self._is_ours()):
                 await open_first_session(self.settings.hermes_api_base, self.credentials.api_key)
                 self.say(f"  Hermes   ready after {now - began:.1f} s")
                 return
+            reason = report.reason or "the plugin is not bound yet"
             if now - began > budget:
                 raise StartError(
-                    f"Hermes was not ready after {budget:g} s ({report.reason})",
+                    f"Hermes was not ready after {budget:g} s ({reason})",
                     f"its log is {self.gateway.log_file}; the last lines:\n"
                     f"{self.gateway.log_tail()}",
                 )
             if now - told >= 2.0:
-                self.say(f"  Hermes   starting, {now - began:.0f} s … ({report.reason})")
+                self.say(f"  Hermes   starting, {now - began:.0f} s … ({reason})")
                 told = now
             await asyncio.sleep(0.1)
 
+    async def _is_ours(self) -> bool:
+        """Whether Hermes says so, too: at the port another Hermes's plugin may answer."""
+        if not self.gateway.home.read_env().get("API_SERVER_ENABLED"):
+            return True
+        state = await self._state()
+        return state is not None and state.get("state") == "connected"
+
+    async def _state(self) -> Mapping[str, object] | None:
+        return await platform_state(self.settings.hermes_api_base, self.credentials.api_key)
+
     async def _until_not_bound(self, transport: Transport) -> None:
         """Raises `NotBoundError` once Hermes runs without the plugin; never returns."""
-        key, seen = self.credentials.api_key, 0
+        seen = 0
         state: Mapping[str, object] | None = None
         while seen < 4:
             await asyncio.sleep(0.5)
-            state = await platform_state(self.settings.hermes_api_base, key)
-            bound = state is None or state.get("state") == "connected"
-            seen = 0 if bound or await _answers(transport) else seen + 1
+            state = await self._state()
+            seen = seen + 1 if state is not None and not await _bound(state, transport) else 0
         logs = [self.gateway.log_file, *(self.gateway.home.path / "logs").glob("*.log")]
-        hermes = Hermes(self.gateway.home, self.environ, logs=logs)
+        hermes = Hermes(self.gateway.home, self.environ, logs=logs, url=self.settings.platform_url)
         raise await asyncio.to_thread(diagnose, hermes, state)
 
 
-async def _answers(transport: Transport) -> bool:
+async def _bound(state: Mapping[str, object], transport: Transport) -> bool:
+    """Not by `connected` alone, which Hermes keeps from a life that was cut short."""
+    if state.get("state") == "fatal":
+        return False
     try:
         await transport.check()
+    except AuthFailure as error:
+        raise NotBoundError("wrong_secret", error.message, error.hint) from error
+    except Draining:
+        return True
     except TurnFailure:
         return False
     return True

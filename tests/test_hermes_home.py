@@ -189,3 +189,25 @@ def test_a_value_is_read_back_as_it_was_written(tmp_path: Path, value: str) -> N
     home.merge_env({"API_SERVER_KEY": value})
     assert dotenv_values(home.env_file)["API_SERVER_KEY"] == value
     assert home.read_env()["API_SERVER_KEY"] == value
+
+
+def test_a_merge_keeps_the_quotes_of_others(home: HermesHome) -> None:
+    """Hermes reads YAML 1.1, where a bare `on` is true and 12:30:00 a number."""
+    text = 'mine: "on"\nalso: \'off\'\nat: "12:30:00"\n'
+    home.config_file.write_text(text)
+    home.merge_config({"a": 1})
+    assert home.config_file.read_text() == text + "a: 1\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["# model: mine\n# more\n", "# one\n\n# two", "", "---\n# x\n", "null # x\n"]
+)
+def test_a_merge_keeps_a_file_of_comments_only(home: HermesHome, text: str) -> None:
+    home.config_file.write_text(text)
+    home.merge_config({"a": {"b": 1}})
+    written = home.config_file.read_text()
+    assert [line for line in text.splitlines() if line.startswith("#")] == [
+        line for line in written.splitlines() if line.startswith("#")
+    ]
+    assert home.read_config() == {"a": {"b": 1}}
+    assert "a:\n  b: 1\n" in written

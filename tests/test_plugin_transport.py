@@ -26,7 +26,7 @@ from molecule_hermes.turns import (
     Turn,
     TurnEvent,
 )
-from molecule_hermes.wire import SECRET_HEADER
+from molecule_hermes.wire import SECRET_HEADER, Inbound
 from tests.fakes import free_port
 
 SECRET = "shared-secret-0123456789"
@@ -273,8 +273,17 @@ async def test_the_check_tells_ready_starting_and_a_wrong_secret_apart(
         assert failure(await run(other)) == "auth"
 
 
-async def test_a_hermes_that_dies_under_a_turn_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_check_tells_a_secret_that_only_the_plugin_has(plugin: FakePlugin) -> None:
+    async with PluginTransport(plugin.url) as transport:
+        with pytest.raises(AuthFailure):
+            await transport.check()
+
+
+@pytest.mark.parametrize("instance", ["one", ""])
+async def test_a_hermes_that_dies_under_a_turn_ends_it(instance: str) -> None:
+    """Also one whose plugin is older and does not name its instance."""
     plugin = FakePlugin()
+    plugin.instance = instance
     plugin.script = nothing
     port = free_port()
     async with PluginTransport(
@@ -348,6 +357,33 @@ async def test_leaving_early_tells_hermes_to_stop(
     assert plugin.cancelled == ["m-1"]
     assert len(transport._replies) == 0
     assert transport._accepted == {}
+
+
+async def test_a_turn_that_is_cut_twice_leaves_nothing_behind(
+    plugin: FakePlugin, transport: PluginTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(turn: Turn) -> bool:
+        await asyncio.sleep(60)
+        return True
+
+    plugin.script = nothing
+    monkeypatch.setattr(transport, "_tell_to_stop", never)
+    running = asyncio.create_task(run(transport))
+    async with asyncio.timeout(5):
+        while not transport._accepted:
+            await asyncio.sleep(0.01)
+        for _ in range(2):
+            running.cancel()
+            await asyncio.sleep(0.05)
+        await asyncio.wait({running})
+    assert not transport._accepted
+    assert not len(transport._replies)
+
+
+async def test_a_context_may_have_any_name(plugin: FakePlugin, transport: PluginTransport) -> None:
+    await run(transport, Turn("m-1", "alice", "a\tb\n" + "c" * 300, "task", "ping"))
+    (body,) = plugin.received
+    assert Inbound.parse(body).metadata.a2a_context_id.startswith("a b c")
 
 
 @pytest.mark.parametrize(

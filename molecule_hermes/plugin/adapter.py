@@ -119,6 +119,13 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         key = turn.session_key
         return key in self._active_sessions or key in self._pending_messages
 
+    def stoppable(self, turn: Turn) -> bool:
+        from gateway.run import _AGENT_PENDING_SENTINEL
+
+        agents = self.gateway_runner._running_agents
+        agent = agents.get(turn.session_key, _AGENT_PENDING_SENTINEL)
+        return self.busy(turn) and agent is not _AGENT_PENDING_SENTINEL
+
     async def start(self, turn: Turn) -> None:
         await self.handle_message(await asyncio.to_thread(self._event, turn))
 

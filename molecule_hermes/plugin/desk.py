@@ -52,6 +52,9 @@ class Gateway(Protocol):
     def busy(self, turn: Turn) -> bool:
         """Whether Hermes works on the turn's chat, be it on this turn or another."""
 
+    def stoppable(self, turn: Turn) -> bool:
+        """Whether an agent works on the turn's chat, so that a stop reaches it."""
+
     async def start(self, turn: Turn) -> None:
         """Hands the message to Hermes; returns before the turn has ended."""
 
@@ -220,8 +223,11 @@ class Desk:
             idle = 0 if self._gateway.busy(turn) else idle + 1
 
     async def _stop(self, turn: Turn) -> None:
-        # A /stop into a session that has not begun would run as a message of its own.
-        while not (self._gateway.busy(turn) or turn.ended.is_set()):  # noqa: ASYNC110
+        # A /stop into a session that has not begun would run as a message of its own, and one
+        # before its agent is there leaves the session while the agent still comes and works.
+        for _ in range(int(_STOP_TAKES / _POLL)):
+            if self._gateway.stoppable(turn) or turn.ended.is_set():
+                break
             await asyncio.sleep(_POLL)
         try:
             if not turn.ended.is_set():

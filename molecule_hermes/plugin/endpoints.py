@@ -78,7 +78,8 @@ def _guard(secret: str) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
         given = request.headers.get(SECRET_HEADER, "").encode("utf-8", "surrogateescape")
-        if expected and request.path != HEALTH_PATH and not hmac.compare_digest(given, expected):
+        # A secret where none is expected is wrong, too: the bridge would refuse every callback.
+        if request.path != HEALTH_PATH and not hmac.compare_digest(given, expected):
             return _refused(401, "auth", f"the header {SECRET_HEADER} is wrong or missing")
         # No bridge sends it: a page in somebody's browser tries to reach this port.
         if "Origin" in request.headers:

@@ -83,7 +83,7 @@ class Turn:
         return self.inbound.chat_id
 
     def callback(self, body: Body, content: str = "") -> Callback:
-        return Callback(self.chat_id, self.message_id, content, body)
+        return Callback(self.chat_id, self.message_id, _encodable(content), body)
 
     def draft(self, draft_id: object, text: str) -> Callback | None:
         """What a cumulative draft adds. Text of a new segment takes the place of the old."""
@@ -237,9 +237,9 @@ class Ledger:
         return chat.running if chat else None
 
     def last(self, chat_id: str) -> Turn | None:
-        """The chat's latest message that began: where a push is sent."""
+        """Where a push is sent: the chat's latest message that ended; it is none of the next."""
         chat = self._chats.get(chat_id)
-        return (chat.running or chat.last) if chat else None
+        return (chat.last or chat.running) if chat else None
 
     def unfinished(self) -> list[Turn]:
         return list(self._turns.values())
@@ -307,6 +307,15 @@ def _readable(error: str) -> str:
         return error
     code = told.get("code") or told.get("type")
     return f"{told['message']} ({code})" if code else str(told["message"])
+
+
+def _encodable(text: str) -> str:
+    """The text with halves of a character joined, as a model may stream them; a lone one is �."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def _is_silence(text: str) -> bool:

@@ -17,12 +17,15 @@ from typing import Self
 
 import aiohttp
 
+from molecule_hermes.errors import InternalFailure
 from molecule_hermes.wire import (
     SECRET_HEADER,
     Callback,
     Delta,
     File,
+    Final,
     Notice,
+    Problem,
     Push,
     Tool,
 )
@@ -199,13 +202,17 @@ class Outbox:
 
     async def _deliver(self, parcel: Parcel) -> bool:
         callback = parcel.callback.numbered(next(parcel.numbers))
-        data = json.dumps(callback.to_json()).encode()
+        data = _encoded(callback)
         passing = isinstance(callback.body, _PASSING)
         loop = asyncio.get_running_loop()
         give_up = loop.time() + (self._retry_passing_for if passing else self._retry_for)
         pause = _FIRST_PAUSE
         while True:
             verdict = await self._post(parcel.url, data)
+            if verdict is False and data != (instead := _instead_of(callback)):
+                # The turn must end, even if what it came to cannot be told.
+                data = instead
+                continue
             if verdict is not None:
                 return verdict
             if loop.time() + pause > give_up:
@@ -230,6 +237,18 @@ class Outbox:
         if response.status >= 400:
             log.warning("the bridge refused a callback with %d", response.status)
         return response.status < 400
+
+
+def _instead_of(callback: Callback) -> bytes:
+    """What is posted for a callback that the bridge refused; for all but finals the same."""
+    if isinstance(callback.body, Final):
+        failure = InternalFailure("Hermes's answer could not be passed on")
+        callback = replace(callback, content="", body=Final("failed", Problem.of(failure)))
+    return _encoded(callback)
+
+
+def _encoded(callback: Callback) -> bytes:
+    return json.dumps(callback.to_json()).encode()
 
 
 def _size(parcel: Parcel) -> int:

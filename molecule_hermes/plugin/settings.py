@@ -61,16 +61,17 @@ class PluginSettings:
         return cls(**given)
 
 
-def enabled_by_env() -> dict[str, Any] | None:
+def enabled_by_env(env: Mapping[str, str] | None = None) -> dict[str, Any] | None:
     """Hermes asks this whether to run the platform without a stanza in config.yaml.
 
     The mark carries no host and no port: Hermes lays it over the stanza (gateway/config.py:2509),
     and config.yaml must win over the environment.
     """
-    wanted = os.environ.get(_ENABLED, "").strip().lower()
+    env = os.environ if env is None else env
+    wanted = env.get(_ENABLED, "").strip().lower()
     if wanted in {"false", "0", "no", "off"}:
         return None
-    if wanted or os.environ.get(_PORT, "").strip():
+    if wanted or env.get(_PORT, "").strip():
         return {"enabled_by_env": True}
     return None
 

@@ -114,10 +114,10 @@ class PluginTransport:
             await session.close()
 
     async def check(self) -> None:
-        """Asks the plugin's health, and with a secret whether it takes ours."""
+        """Asks the plugin's health, and whether it takes our secret, or none."""
         try:
             health = await self._health(timeout=3.0)
-            if self._secret and (await self._post(CANCEL_PATH, Cancel("check")))[0] == 401:
+            if (await self._post(CANCEL_PATH, Cancel("check")))[0] == 401:
                 raise self._wrong_secret()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise self._unreachable() from error
@@ -140,11 +140,12 @@ class PluginTransport:
                         yield event
             finally:
                 sender.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await sender
-                if not reply.final:
-                    await self._tell_to_stop(turn)
-                self._accepted.pop(turn.message_id, None)
+                try:
+                    await asyncio.wait({sender})
+                    if not reply.final:
+                        await self._tell_to_stop(turn)
+                finally:
+                    self._accepted.pop(turn.message_id, None)
 
     async def cancel(self, turn: Turn) -> None:
         reply = self._replies.get(turn.message_id)
@@ -196,7 +197,9 @@ class PluginTransport:
             message_id=turn.message_id,
             callback_url=self._server.url,
             content=turn.text,
-            metadata=Origin(a2a_task_id=turn.task_id, a2a_context_id=turn.context_id),
+            metadata=Origin(
+                a2a_task_id=_label(turn.task_id), a2a_context_id=_label(turn.context_id)
+            ),
         )
 
     def _lost(self, error: Exception, sends: int) -> TurnFailure:
@@ -240,12 +243,12 @@ class PluginTransport:
             except (aiohttp.ClientError, TimeoutError, ValueError, TurnFailure):
                 silent += 1
             if refused >= _DEAD or silent >= _FROZEN:
-                self._end_those_of_another("")
+                self._end_those_of_another(None)
             if not len(self._replies):
                 self._pending.clear()
             await asyncio.sleep(self._watch_every)
 
-    def _end_those_of_another(self, instance: str) -> None:
+    def _end_those_of_another(self, instance: str | None) -> None:
         for message_id, taken_by in list(self._accepted.items()):
             reply = self._replies.get(message_id)
             if reply is not None and taken_by != instance:
@@ -299,6 +302,11 @@ class PluginTransport:
             f"the plugin answered with status {status}",
             hint="check that MOLECULE_A2A_PLATFORM_PORT is the plugin's",
         )
+
+
+def _label(name: str) -> str:
+    """A peer's own name for something, as the wire takes it."""
+    return "".join(char if char.isprintable() else " " for char in name)[:256]
 
 
 async def _events(reply: Reply) -> AsyncIterator[Event]:

@@ -170,3 +170,22 @@ async def test_enabling_it_in_a_hermes_of_ones_own_can_be_repeated(tmp_path: Pat
     assert written.count("molecule-a2a") == 1
     assert "- other" in written
     assert not (home / ".env").exists()
+
+
+async def test_the_plugin_of_another_hermes_is_not_taken_for_its_own(tmp_path: Path) -> None:
+    """Even with the same secret: its peers would talk to the wrong agent."""
+    secret = {"MOLECULE_A2A_PLATFORM_SHARED_SECRET": "one-secret-for-the-two-of-them"}
+    first = environment(tmp_path / "first", **secret)
+    second = environment(tmp_path / "second", **secret)
+    second["MOLECULE_A2A_PLATFORM_PORT"] = first["MOLECULE_A2A_PLATFORM_PORT"]
+    async with up(first):
+        assert "cannot listen on" in await _command(sys.executable, second, "up")
+
+
+async def test_a_state_that_a_killed_hermes_left_does_not_hide_the_cause(tmp_path: Path) -> None:
+    environ = environment(tmp_path)
+    async with up(environ) as stack:
+        stack.process.kill()
+        await stack.process.wait()
+    told = await _command(sys.executable, environ | {"HERMES_SAFE_MODE": "1"}, "up")
+    assert "HERMES_SAFE_MODE is set" in told

@@ -10,7 +10,7 @@ import pytest
 from molecule_hermes.plugin.desk import Desk, NotAChoiceError, UnknownNameError
 from molecule_hermes.plugin.ledger import Ledger, Question, Turn
 from molecule_hermes.plugin.outbox import Outbox, Parcel
-from molecule_hermes.wire import Answer, Approval, Callback, Final, Inbound, Notice, Push
+from molecule_hermes.wire import Answer, Approval, Callback, File, Final, Inbound, Notice, Push
 
 
 class FakeOutbox(Outbox):
@@ -33,12 +33,16 @@ class FakeGateway:
         self.approvals: list[tuple[str, str]] = []
         self.pending = 9
         self.crash = False
+        self.preparing = False
 
     def state(self) -> Literal["ready", "starting", "draining"]:
         return self.phase
 
     def busy(self, turn: Turn) -> bool:
         return turn.chat_id in self.working
+
+    def stoppable(self, turn: Turn) -> bool:
+        return self.busy(turn) and not self.preparing
 
     async def start(self, turn: Turn) -> None:
         if self.crash:
@@ -165,6 +169,18 @@ async def test_cancel_before_hermes_has_begun_does_not_reach_hermes(room: Room) 
         room.desk.cancel("1")
 
 
+async def test_cancel_waits_for_the_agent_that_it_stops(room: Room) -> None:
+    room.gateway.preparing = True
+    room.say("1")
+    await room.started()
+    room.desk.cancel("1")
+    await asyncio.sleep(0.1)
+    assert room.gateway.stopped == []
+    room.gateway.preparing = False
+    await asyncio.sleep(0.1)
+    assert room.gateway.stopped == ["1"]
+
+
 async def test_cancel_stops_hermes_and_what_is_said_then_is_not_told(room: Room) -> None:
     room.say("1")
     turn = await room.started()
@@ -214,6 +230,16 @@ async def test_a_push_comes_after_the_final_and_is_none(room: Room) -> None:
     room.end(await room.started())
     assert room.desk.push("c", "the build is done")
     assert [type(c.body) for c in room.outbox.callbacks] == [Final, Push]
+    assert room.outbox.callbacks[-1].reply_to == "1"
+
+
+async def test_what_a_turn_says_after_its_end_is_not_in_the_next_one(room: Room) -> None:
+    room.say("1")
+    room.end(await room.started())
+    room.say("2")
+    await room.started()
+    assert room.desk.owner("c", "1") is None
+    assert room.desk.push("c", "stopped", File("a.txt", "text/plain", b"x"))
     assert room.outbox.callbacks[-1].reply_to == "1"
 
 

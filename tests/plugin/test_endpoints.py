@@ -14,10 +14,10 @@ from tests.plugin.test_desk import FakeGateway, FakeOutbox
 
 
 class Door:
-    def __init__(self) -> None:
+    def __init__(self, secret: str = "s3cret") -> None:
         self.gateway = FakeGateway()
         self.desk = Desk(self.gateway, Ledger(max_waiting=2), FakeOutbox())
-        app = application(self.desk, secret="s3cret", max_body=2000)
+        app = application(self.desk, secret=secret, max_body=2000)
         self.client = TestClient(TestServer(app))
 
     async def inbound(self, message_id: str) -> tuple[int, dict[str, Any], str | None]:
@@ -72,3 +72,11 @@ async def test_what_is_not_served_is_refused_in_json(door: Door) -> None:
     headers = {SECRET_HEADER: "s3cret"}
     async with door.client.get(INBOUND_PATH, headers=headers) as response:
         assert (response.status, (await response.json())["ok"]) == (405, False)
+
+
+async def test_a_secret_that_only_the_bridge_has_is_refused() -> None:
+    """Else the bridge would refuse every callback, and each turn hang until its timeout."""
+    door = Door(secret="")
+    async with door.client:
+        assert (await door.inbound("1"))[0] == 401
+    await door.desk.close()

@@ -494,3 +494,20 @@ async def test_a_full_context_fails_the_turn_once(
     assert (final.status, final.error.kind) == ("failed", "context_overflow")
     _, final = await callbacks.final(await hermes.say(callbacks, "another conversation"))
     assert final.status == "completed"
+
+
+async def test_a_cancel_before_the_agent_is_there_stops_it_all_the_same(
+    hermes: Hermes, callbacks: CallbackServer
+) -> None:
+    """Else Hermes lets go of the chat, and the agent comes, works, and meets the next turn."""
+    marks = []
+    for pause in (0, 0.01, 0.02, 0.03, 0.05):
+        marks.append(hermes.work / f"early-{pause}")
+        chat = f"early-{pause}"
+        await callbacks.final(await hermes.say(callbacks, "hello", chat=chat))
+        message = await hermes.say(callbacks, f"demo:run sleep 1; touch {marks[-1]}", chat=chat)
+        await asyncio.sleep(pause)
+        assert (await hermes.cancel(message))[0] == 200
+        assert (await callbacks.final(message))[1].status == "canceled"
+    await asyncio.sleep(2.5)
+    assert [mark.name for mark in marks if mark.exists()] == []

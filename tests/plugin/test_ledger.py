@@ -205,3 +205,11 @@ def test_drafts_become_deltas() -> None:
         (" is", Delta()),
         ("They are", Delta(replace=True)),
     ]
+
+
+@pytest.mark.parametrize(("said", "told"), [("\ud83d" + "\ude00", "😀"), ("a\ud83d", "a�")])
+def test_half_a_character_reaches_the_bridge(said: str, told: str) -> None:
+    """A callback that is not Unicode would be refused, and the final with it."""
+    one = turn()
+    one.answered(said)
+    assert Callback.parse(one.final().to_json()).content == told

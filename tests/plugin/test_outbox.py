@@ -144,3 +144,27 @@ async def test_an_endless_failure_is_given_up() -> None:
         Sender(outbox, f"http://127.0.0.1:{free_port()}/").put(Final(), "done")
         await outbox.close(flush_for=5)
         assert len(outbox) == 0
+
+
+async def test_a_final_that_the_bridge_refuses_ends_the_turn_all_the_same(
+    server: CallbackServer,
+) -> None:
+    server.refuse = [200, 400]
+    async with Outbox() as outbox:
+        sender = Sender(outbox, server.url)
+        sender.put(Notice(), "first")
+        sender.put(Final(), "x" * 100)
+        callback, final = await server.final("m")
+    assert (final.status, callback.content, callback.seq) == ("failed", "", 1)
+    assert final.error is not None
+    assert final.error.kind == "internal"
+
+
+async def test_a_final_that_is_refused_for_ever_is_given_up(server: CallbackServer) -> None:
+    server.refuse = [400, 401, 200]
+    async with Outbox() as outbox:
+        Sender(outbox, server.url).put(Final(), "x")
+        async with asyncio.timeout(5):
+            while len(outbox):
+                await asyncio.sleep(0.01)
+    assert server.refuse == [200]
