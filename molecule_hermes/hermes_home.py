@@ -32,7 +32,8 @@ _ENV_LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=(.*)")
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
-    """Replaces the file in one step, so that nobody ever reads half of it."""
+    """Replaces the file in one step, so that nobody ever reads half of it; a link stays one."""
+    path = path.resolve()
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -171,6 +171,14 @@ def test_a_file_is_replaced_in_one_step_or_not_at_all(
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_linked_file_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_atomically(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+
+
 def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StartError, match="HERMES_HOME"):

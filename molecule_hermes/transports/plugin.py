@@ -212,8 +212,12 @@ class PluginTransport:
         """Answers for the peer, with what lets the turn go on safely."""
         choice = "deny" if question.kind == "approval" else _NOBODY_TO_ASK
         answer = Answer(turn.message_id, question.question_id, choice)
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            await self._post(ANSWER_PATH, answer)
+        for _ in range(_SENDS):
+            # Without an answer Hermes would wait out its own timeout, minutes long.
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                await self._post(ANSWER_PATH, answer)
+                break
+            await asyncio.sleep(_FIRST_RETRY)
         if question.kind == "approval":
             return Notice(f"Hermes asked for an approval, which was denied: {question.text}")
         return Notice(f"Hermes asked, and was told to decide by itself: {question.text}")
