@@ -117,7 +117,7 @@ async def _command(python: str, environ: dict[str, str], *words: str) -> str:
 async def test_a_plugin_that_is_not_bound_says_exactly_why(
     tmp_path: Path, sabotage: Callable[[dict[str, str]], list[str]]
 ) -> None:
-    """`up` fails with the cause; with `auto` it goes on and warns; the doctor finds it too."""
+    """`up --transport auto` warns of the cause and goes on; the doctor finds it too."""
     environ = environment(tmp_path)
     options = sabotage(environ)
     python = sys._base_executable if "PYTHONPATH" in environ else sys.executable  # type: ignore[attr-defined]
@@ -127,11 +127,9 @@ async def test_a_plugin_that_is_not_bound_says_exactly_why(
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             other.bind(("127.0.0.1", int(environ["MOLECULE_A2A_PLATFORM_PORT"])))
             other.listen()
-        told = await _command(python, environ, "up", *options)
-        assert cause in told
-        assert remedy in told
         async with up(environ, "--transport", "auto", *options, python=python) as stack:
             assert cause in stack.output
+            assert remedy in stack.output
             async with httpx.AsyncClient() as http:
                 ready = (await http.get(stack.url + "/readyz")).json()
                 card = (await http.get(stack.url + "/.well-known/agent-card.json")).json()
@@ -143,6 +141,17 @@ async def test_a_plugin_that_is_not_bound_says_exactly_why(
             status = await _command(python, environ, "plugin", "status")
             assert cause in status
             assert remedy in status
+
+
+@pytest.mark.parametrize("sabotage", [disabled, safe_mode], ids=lambda s: s.__name__)
+async def test_without_auto_it_does_not_start_and_says_why(
+    tmp_path: Path, sabotage: Callable[[dict[str, str]], list[str]]
+) -> None:
+    environ = environment(tmp_path)
+    cause, remedy = CAUSES[sabotage]
+    told = await _command(sys.executable, environ, "up", *sabotage(environ))
+    assert cause in told
+    assert remedy in told
 
 
 async def test_enabling_it_in_a_hermes_of_ones_own_can_be_repeated(tmp_path: Path) -> None:
