@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from types import TracebackType
 from typing import Self
 
 from a2a.helpers import new_text_part
@@ -42,12 +41,7 @@ class ReplyArtifact:
         self._flusher = asyncio.create_task(self._flush_in_time(), name="reply-flusher")
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._flusher is not None:
             self._flusher.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -6,7 +6,6 @@ No I/O and no clock: `enter` puts a turn in line, `Slot.started` tells when it m
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 from typing import Self
 
 from molecule_hermes.errors import Busy, Draining, TurnFailure
@@ -38,12 +37,7 @@ class Slot:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._line._leave(self)
 
     def _start(self) -> None:

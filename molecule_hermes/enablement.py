@@ -168,7 +168,8 @@ def _not_installed(hermes: Hermes) -> NotBoundError | None:
     return NotBoundError(
         "not_installed",
         f"molecule-hermes is not installed in Hermes's environment ({hermes.python})",
-        f"{hermes.python} -m pip install molecule-hermes",
+        f"{hermes.python} -m pip install molecule-hermes, from a checkout or wheel: it is in no "
+        "registry yet",
     )
 
 
@@ -230,7 +231,7 @@ def _load_error(hermes: Hermes) -> NotBoundError | None:
                 return NotBoundError(
                     "load_error",
                     f"Hermes could not load it: {redact(line.strip())}",
-                    "mend the installation (pip install --force-reinstall molecule-hermes)",
+                    "mend it: pip install --force-reinstall, from a checkout or wheel",
                 )
     return None
 

@@ -14,8 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Self
 from urllib.parse import urlsplit
 
 import psutil
@@ -23,6 +22,7 @@ import psutil
 from molecule_hermes.config import PREFIX, Settings, is_loopback
 from molecule_hermes.errors import StartError, Unreachable, redact
 from molecule_hermes.hermes_home import HermesHome
+from molecule_hermes.plugin.settings import restart_settings
 from molecule_hermes.providers import ModelChoice
 
 __all__ = [
@@ -59,7 +59,7 @@ def configure(home: HermesHome, settings: Settings, model: ModelChoice | None) -
     if model is not None:
         home.set_model(model.block)
     limits = {"api_server": {"max_concurrent_runs": settings.max_running}}
-    home.merge_config({"gateway": limits}, _DEFAULTS)
+    home.merge_config({"gateway": limits}, restart_settings())
     home.merge_env(
         {
             "API_SERVER_ENABLED": "true",
@@ -80,15 +80,6 @@ def credentials_of(home: HermesHome, settings: Settings) -> Credentials:
         key.get_secret_value() if key else home.secret("API_SERVER_KEY"),
         secret.get_secret_value() if secret else home.secret(SECRET_VARIABLE),
     )
-
-
-# Each measured on Hermes 0.19.0: it pip-installs things on the first turn; SIGTERM cuts a running
-# turn; after an unclean exit it runs every recent session again unasked, and resends old replies.
-_DEFAULTS: Mapping[str, Any] = {
-    "security": {"allow_lazy_installs": False},
-    "agent": {"restart_drain_timeout": 20, "gateway_auto_continue_freshness": 0.01},
-    "gateway": {"delivery_ledger": False},
-}
 
 
 def api_address(settings: Settings) -> tuple[str, int]:
@@ -180,12 +171,7 @@ class Gateway:
         self._supervisor = asyncio.create_task(self._supervise(), name="hermes-supervisor")
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._supervisor is not None:
             self._supervisor.cancel()
             with contextlib.suppress(asyncio.CancelledError, StartError):

@@ -7,7 +7,6 @@ is over; a callback for anybody else is stale.
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 from typing import Literal, Self
 
 from molecule_hermes.errors import Draining, EmptyReply, InternalFailure, TurnFailure
@@ -59,12 +58,7 @@ class Reply:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._replies._forget(self)
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-from types import TracebackType
 from typing import Self
 
 from aiohttp import web
@@ -53,12 +52,7 @@ class ReplyServer:
         self.url = f"http://{host}:{port}{REPLY_PATH}"
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()

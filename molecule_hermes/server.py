@@ -7,7 +7,6 @@ import contextlib
 import logging
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -84,12 +83,7 @@ class Bridge:
             self._stack = self._stack.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
     def _reachable_url(self) -> str:
@@ -225,12 +219,7 @@ class _Served:
             await asyncio.sleep(0.01)
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._server.should_exit = True
         if self._task is not None:
             await self._task

@@ -263,10 +263,8 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
-    """Something Hermes says about the turn; never part of the answer."""
-
-    type: ClassVar[str] = "notice"
+class _Plain:
+    """A body that is all in its content."""
 
     @classmethod
     def parse(cls, data: object) -> Self:
@@ -277,17 +275,17 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
-class Push:
+class Notice(_Plain):
+    """Something Hermes says about the turn; never part of the answer."""
+
+    type: ClassVar[str] = "notice"
+
+
+@dataclass(frozen=True, slots=True)
+class Push(_Plain):
     """Something Hermes says after the turn, such as a background job's end."""
 
     type: ClassVar[str] = "push"
-
-    @classmethod
-    def parse(cls, data: object) -> Self:
-        return cls()
-
-    def to_json(self) -> dict[str, object]:
-        return {}
 
 
 @dataclass(frozen=True, slots=True)

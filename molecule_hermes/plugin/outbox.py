@@ -12,7 +12,6 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Self
 
 import aiohttp
@@ -109,12 +108,7 @@ class Outbox:
         self.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     def put(self, parcel: Parcel) -> None:

@@ -10,7 +10,14 @@ from typing import Any, Self
 
 from molecule_hermes.wire import DEFAULT_PLATFORM_PORT, MAX_BODY_BYTES, MAX_FILE_BYTES
 
-__all__ = ["ENTRY_POINT", "PLATFORM", "PluginSettings", "enabled_by_env", "hermes_settings"]
+__all__ = [
+    "ENTRY_POINT",
+    "PLATFORM",
+    "PluginSettings",
+    "enabled_by_env",
+    "hermes_settings",
+    "restart_settings",
+]
 
 ENTRY_POINT = "molecule-a2a"
 # An underscore: Hermes's `/api/platforms/NAME/events` turns `-` into `_`.
@@ -101,6 +108,15 @@ def hermes_settings(
         },
         "display": {"platforms": {PLATFORM: _display()}},
         "approvals": {"mode": approvals, "timeout": approval_timeout},
+        # Else the first peer is offered to have a profile of it kept, and config.yaml is rewritten.
+        "onboarding": {"profile_build": "off"},
+        **restart_settings(drain_timeout),
+    }
+
+
+def restart_settings(drain_timeout: int = 20) -> dict[str, Any]:
+    """What makes Hermes stop and start without surprises, whichever way it is reached."""
+    return {
         "agent": {
             # Unset, SIGTERM cuts a running turn without a reply.
             "restart_drain_timeout": drain_timeout,
@@ -109,8 +125,6 @@ def hermes_settings(
         },
         # Else undelivered replies come again after a restart as "♻️ Recovered reply…".
         "gateway": {"delivery_ledger": False},
-        # Else the first peer is offered to have a profile of it kept, and config.yaml is rewritten.
-        "onboarding": {"profile_build": "off"},
         # Else the first turn may run a `pip install` of its own.
         "security": {"allow_lazy_installs": False},
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from types import TracebackType
 from typing import Protocol, Self
 
 from molecule_hermes.turns import Turn, TurnEvent
@@ -16,12 +15,7 @@ class Transport(Protocol):
 
     async def __aenter__(self) -> Self: ...
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    async def __aexit__(self, *error: object) -> None: ...
 
     def run(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
         """Runs the turn; the last event is exactly one of Completed, Failed and Cancelled.

@@ -7,7 +7,6 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
-from types import TracebackType
 from typing import Self
 
 import httpx
@@ -96,12 +95,7 @@ class ChatTransport:
         )
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()

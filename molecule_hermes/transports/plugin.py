@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
-from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
@@ -97,18 +96,13 @@ class PluginTransport:
         self._watcher = asyncio.create_task(self._watch(), name="plugin-watcher")
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._replies.end_all(Draining())
         if self._watcher is not None:
             self._watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watcher
-        await self._server.__aexit__(exc_type, exc, traceback)
+        await self._server.__aexit__(*error)
         session, self._session = self._session, None
         if session is not None:
             await session.close()
