@@ -32,11 +32,11 @@ from molecule_hermes.wire import (
     Final,
     Tool,
 )
+from molecule_hermes.wire import Notice as WireNotice
 
 __all__ = ["Outcome", "Replies", "Reply", "event_of"]
 
 Outcome = Literal["taken", "duplicate", "stale"]
-Event = TurnEvent | Question
 
 MAX_EARLY = 1024
 """Callbacks that may wait for an earlier one; beyond it the gap is given up."""
@@ -48,8 +48,8 @@ class Reply:
     def __init__(self, replies: Replies, message_id: str) -> None:
         self._replies = replies
         self.message_id = message_id
-        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
-        self._early: dict[int, Event] = {}
+        self._events: asyncio.Queue[TurnEvent | None] = asyncio.Queue()
+        self._early: dict[int, TurnEvent] = {}
         self._next = 0
         self.ended = False
         self.final = False
@@ -66,7 +66,7 @@ class Reply:
         """Whether something came that waits for an earlier callback."""
         return bool(self._early)
 
-    async def next(self) -> Event | None:
+    async def next(self) -> TurnEvent | None:
         """The next event, or None when `incomplete` became true meanwhile."""
         return await self._events.get()
 
@@ -111,7 +111,7 @@ class Reply:
             self._put(self._early.pop(self._next))
             self._next += 1
 
-    def _put(self, event: Event) -> None:
+    def _put(self, event: TurnEvent) -> None:
         self._events.put_nowait(event)
         if is_last(event):
             self.ended = True
@@ -149,7 +149,7 @@ class Replies:
             del self._pending[reply.message_id]
 
 
-def event_of(callback: Callback) -> Event:  # noqa: PLR0911 - one for each type
+def event_of(callback: Callback) -> TurnEvent:  # noqa: PLR0911 - one for each type
     """What a callback means for the turn."""
     body, text = callback.body, callback.content
     match body:
@@ -165,11 +165,13 @@ def event_of(callback: Callback) -> Event:  # noqa: PLR0911 - one for each type
             return Question(body.question_id, "clarify", text, body.choices)
         case Final():
             return _end(body, text)
+        case WireNotice():
+            return Notice(text, body.withdraws)
         case _:
             return Notice(text)
 
 
-def _end(final: Final, text: str) -> Event:
+def _end(final: Final, text: str) -> TurnEvent:
     if final.status == "canceled":
         return Cancelled()
     if final.error is not None:

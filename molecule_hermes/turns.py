@@ -13,6 +13,7 @@ from typing import Literal
 from molecule_hermes.errors import TurnFailure
 
 __all__ = [
+    "Attachment",
     "Cancelled",
     "Completed",
     "Failed",
@@ -30,6 +31,15 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
+class Attachment:
+    """A file that comes with a peer's message."""
+
+    name: str
+    media_type: str
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One message of a peer on its way to Hermes."""
 
@@ -38,6 +48,7 @@ class Turn:
     context_id: str
     task_id: str
     text: str
+    attachments: tuple[Attachment, ...] = ()
 
     @property
     def conversation(self) -> str:
@@ -85,6 +96,8 @@ class Notice:
     """Something Hermes says about the turn (retrying, waiting), never part of the answer."""
 
     text: str
+    withdraws: str = ""
+    """The id of a question that no longer waits for an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +137,10 @@ class Cancelled:
     pass
 
 
-TurnEvent = TextDelta | ToolProgress | Notice | FileProduced | Completed | Failed | Cancelled
+TurnEvent = (
+    TextDelta | ToolProgress | Notice | FileProduced | Question | Completed | Failed | Cancelled
+)
 
 
-def is_last(event: TurnEvent | Question) -> bool:
+def is_last(event: TurnEvent) -> bool:
     return isinstance(event, Completed | Failed | Cancelled)

@@ -263,8 +263,28 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plain:
-    """A body that is all in its content."""
+class Notice:
+    """Something Hermes says about the turn; never part of the answer.
+
+    `withdraws` names a question that no longer waits for an answer.
+    """
+
+    type: ClassVar[str] = "notice"
+    withdraws: str = ""
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        return cls(withdraws=_Fields(data, "metadata").label("withdraws", default=""))
+
+    def to_json(self) -> dict[str, object]:
+        return {"withdraws": self.withdraws} if self.withdraws else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Something Hermes says after the turn, such as a background job's end."""
+
+    type: ClassVar[str] = "push"
 
     @classmethod
     def parse(cls, data: object) -> Self:
@@ -272,20 +292,6 @@ class _Plain:
 
     def to_json(self) -> dict[str, object]:
         return {}
-
-
-@dataclass(frozen=True, slots=True)
-class Notice(_Plain):
-    """Something Hermes says about the turn; never part of the answer."""
-
-    type: ClassVar[str] = "notice"
-
-
-@dataclass(frozen=True, slots=True)
-class Push(_Plain):
-    """Something Hermes says after the turn, such as a background job's end."""
-
-    type: ClassVar[str] = "push"
 
 
 @dataclass(frozen=True, slots=True)

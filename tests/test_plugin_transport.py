@@ -12,16 +12,18 @@ import httpx
 import pytest
 from aiohttp import web
 
-from molecule_hermes.errors import AuthFailure, Draining, StartError, Unreachable
+from molecule_hermes.errors import AuthFailure, BadRequest, Draining, StartError, Unreachable
 from molecule_hermes.replies import Replies
 from molecule_hermes.reply_server import ReplyServer
 from molecule_hermes.transports import plugin as plugin_transport
+from molecule_hermes.transports.base import QuestionGoneError
 from molecule_hermes.transports.plugin import PluginTransport
 from molecule_hermes.turns import (
     Cancelled,
     Completed,
     Failed,
     Notice,
+    Question,
     TextDelta,
     Turn,
     TurnEvent,
@@ -41,6 +43,7 @@ class FakePlugin:
         self.received: list[dict[str, Any]] = []
         self.cancelled: list[str] = []
         self.answers: list[dict[str, Any]] = []
+        self.answer_status = 200
         self.statuses: list[int] = []
         self.instance = "one"
         self.ready = True
@@ -90,7 +93,7 @@ class FakePlugin:
 
     async def answer(self, request: web.Request) -> web.Response:
         self.answers.append(await request.json())
-        return web.json_response({"ok": True})
+        return web.json_response({"ok": self.answer_status == 200}, status=self.answer_status)
 
     async def call(self, body: dict[str, Any], content: str, **metadata: Any) -> dict[str, Any]:
         reply = {
@@ -386,26 +389,40 @@ async def test_a_context_may_have_any_name(plugin: FakePlugin, transport: Plugin
     assert Inbound.parse(body).metadata.a2a_context_id.startswith("a b c")
 
 
-@pytest.mark.parametrize(
-    ("kind", "choices", "answer"),
-    [("approval", ["once", "deny"], "deny"), ("clarify", [], "Nobody can be asked")],
-)
-async def test_a_question_is_declined_and_the_turn_goes_on(
-    plugin: FakePlugin, transport: PluginTransport, kind: str, choices: list[str], answer: str
+async def test_an_answer_reaches_the_plugin_and_the_turn_goes_on(
+    plugin: FakePlugin, transport: PluginTransport
 ) -> None:
     async def script(plugin: FakePlugin, body: dict[str, Any]) -> None:
-        await plugin.call(body, "rm -rf x?", type=kind, question_id="q", choices=choices, seq=0)
+        await plugin.call(body, "rm x?", type="approval", question_id="q", choices=["once"], seq=0)
         while not plugin.answers:
             await asyncio.sleep(0.01)
-        await plugin.call(body, "went on", type="final", seq=1)
+        await plugin.call(body, "gone", type="notice", withdraws="q", seq=1)
+        await plugin.call(body, "went on", type="final", seq=2)
 
     plugin.script = script
-    events = await run(transport)
-    assert isinstance(events[0], Notice)
-    assert "rm -rf x?" in events[0].text
-    assert events[-1] == Completed("went on")
-    assert plugin.answers[0]["question_id"] == "q"
-    assert plugin.answers[0]["answer"].startswith(answer)
+    events = []
+    async with asyncio.timeout(5):
+        async for event in transport.run(asked := turn()):
+            events.append(event)
+            if isinstance(event, Question):
+                await transport.answer(asked, event.question_id, "once")
+    assert events == [
+        Question("q", "approval", "rm x?", ("once",)),
+        Notice("gone", withdraws="q"),
+        Completed("went on"),
+    ]
+    assert plugin.answers == [
+        {"message_id": asked.message_id, "question_id": "q", "answer": "once"}
+    ]
+
+
+@pytest.mark.parametrize(("status", "error"), [(404, QuestionGoneError), (400, BadRequest)])
+async def test_an_answer_that_is_not_taken_is_told_so(
+    plugin: FakePlugin, transport: PluginTransport, status: int, error: type[Exception]
+) -> None:
+    plugin.answer_status = status
+    with pytest.raises(error):
+        await transport.answer(turn(), "q", "once")
 
 
 async def test_closing_answers_those_who_wait(plugin: FakePlugin) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from molecule_hermes.errors import Draining, InternalFailure, Interrupted
-from molecule_hermes.replies import MAX_EARLY, Event, Replies, Reply
+from molecule_hermes.replies import MAX_EARLY, Replies, Reply
 from molecule_hermes.turns import (
     Cancelled,
     Completed,
@@ -19,6 +19,7 @@ from molecule_hermes.turns import (
     Question,
     TextDelta,
     ToolProgress,
+    TurnEvent,
     Usage,
 )
 from molecule_hermes.wire import Callback
@@ -40,7 +41,7 @@ def final(text: str, seq: int | None = None, to: str = "m", **more: Any) -> Call
     return callback(text, seq, to, type="final", **({"status": "completed"} | more))
 
 
-def drained(reply: Reply) -> list[Event]:
+def drained(reply: Reply) -> list[TurnEvent]:
     events = []
     while not reply._events.empty():
         if (event := reply._events.get_nowait()) is not None:
@@ -150,7 +151,7 @@ async def test_an_old_plugins_callback_without_a_type_is_the_answer() -> None:
         (final("", silent=True), Completed("")),
     ],
 )
-async def test_each_type_has_its_event(given_: Callback, event: Event) -> None:
+async def test_each_type_has_its_event(given_: Callback, event: TurnEvent) -> None:
     with Replies().register("m") as reply:
         reply.take(given_)
         assert drained(reply) == [event]

@@ -170,8 +170,18 @@ class Desk:
     def approval_expired(self, turn: Turn) -> None:
         """Hermes gave the oldest approval up (its own timeout)."""
         if oldest := next(_approvals(turn), None):
-            del turn.questions[oldest.question_id]
+            self._withdraw(turn, oldest)
         self._settle(turn)
+
+    def clarified(self, turn: Turn) -> None:
+        """Hermes's tool that asks has ended, with or without an answer."""
+        for question in [q for q in turn.questions.values() if not q.approval]:
+            self._withdraw(turn, question)
+
+    def _withdraw(self, turn: Turn, question: Question) -> None:
+        del turn.questions[question.question_id]
+        gone = Notice(withdraws=question.question_id)
+        self.emit(turn, turn.callback(gone, "Hermes no longer waits for an answer"))
 
     def finish(self, turn: Turn, failure: TurnFailure | None = None) -> None:
         """Ends the turn; whoever comes second does nothing."""

@@ -24,6 +24,8 @@ __all__ = ["Effect", "Hooks", "Listener", "current_message_id"]
 Effect: TypeAlias = Callable[[Desk, Turn], None]
 
 _PREVIEW = 200
+_CLARIFY = "clarify"
+"""The tool with which the agent asks; nothing else tells that it gave up waiting."""
 
 
 class Listener(Protocol):
@@ -118,7 +120,13 @@ def _tool_ended(given: Mapping[str, Any]) -> Effect:
         duration=seconds,
         ok=given.get("status") == "ok",
     )
-    return lambda desk, turn: desk.emit(turn, turn.callback(tool))
+
+    def effect(desk: Desk, turn: Turn) -> None:
+        desk.emit(turn, turn.callback(tool))
+        if tool.tool == _CLARIFY:
+            desk.clarified(turn)
+
+    return effect
 
 
 def _approval_answered(given: Mapping[str, Any]) -> Effect | None:

@@ -7,7 +7,11 @@ from typing import Protocol, Self
 
 from molecule_hermes.turns import Turn, TurnEvent
 
-__all__ = ["Transport"]
+__all__ = ["QuestionGoneError", "Transport"]
+
+
+class QuestionGoneError(LookupError):
+    """The question no longer waits for an answer."""
 
 
 class Transport(Protocol):
@@ -26,6 +30,10 @@ class Transport(Protocol):
 
     async def cancel(self, turn: Turn) -> None:
         """Stops a running turn, whose `run` then ends with Cancelled. No-op for any other."""
+        ...
+
+    async def answer(self, turn: Turn, question_id: str, answer: str) -> None:
+        """Answers a question of the turn; raises `QuestionGoneError`, or a `TurnFailure`."""
         ...
 
     async def check(self) -> None:

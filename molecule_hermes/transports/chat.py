@@ -27,6 +27,7 @@ from molecule_hermes.errors import (
     Unreachable,
     failure_from_model_error,
 )
+from molecule_hermes.transports.base import QuestionGoneError
 from molecule_hermes.transports.completions import (
     Chunk,
     StreamError,
@@ -134,6 +135,10 @@ class ChatTransport:
         """Closes the stream; Hermes interrupts its agent at the next write (hermes.md)."""
         if reader := self._readers.get(turn.message_id):
             reader.cancel()
+
+    async def answer(self, turn: Turn, question_id: str, answer: str) -> None:
+        """Hermes has no way to ask here: a dangerous command is refused by its tool."""
+        raise QuestionGoneError(question_id)
 
     async def _read(self, turn: Turn, mailbox: asyncio.Queue[TurnEvent]) -> None:
         last: TurnEvent

@@ -20,17 +20,10 @@ from molecule_hermes.errors import (
     TurnFailure,
     Unreachable,
 )
-from molecule_hermes.replies import Event, Replies, Reply
+from molecule_hermes.replies import Replies, Reply
 from molecule_hermes.reply_server import ReplyServer
-from molecule_hermes.turns import (
-    Cancelled,
-    Failed,
-    Notice,
-    Question,
-    Turn,
-    TurnEvent,
-    is_last,
-)
+from molecule_hermes.transports.base import QuestionGoneError
+from molecule_hermes.turns import Cancelled, Failed, Notice, Turn, TurnEvent, is_last
 from molecule_hermes.wire import (
     ANSWER_PATH,
     CANCEL_PATH,
@@ -38,6 +31,7 @@ from molecule_hermes.wire import (
     INBOUND_PATH,
     SECRET_HEADER,
     Answer,
+    Attachment,
     Cancel,
     Inbound,
     Origin,
@@ -57,7 +51,6 @@ _DEAD = 2
 """Refused connections in a row that mean that Hermes is gone."""
 _FROZEN = 10
 """Health checks without an answer in a row that mean that it never will."""
-_NOBODY_TO_ASK = "Nobody can be asked now. Choose what is safest and say what you assumed."
 
 
 class PluginTransport:
@@ -128,10 +121,7 @@ class PluginTransport:
             sender = asyncio.create_task(self._send(turn, reply), name=f"plugin:{turn.message_id}")
             try:
                 async for event in _events(reply):
-                    if isinstance(event, Question):
-                        yield await self._decline(turn, event)
-                    else:
-                        yield event
+                    yield event
             finally:
                 sender.cancel()
                 try:
@@ -148,6 +138,21 @@ class PluginTransport:
         # Hermes's own end of the turn is worth waiting for: by then its tools have stopped.
         if turn.message_id not in self._accepted or not await self._tell_to_stop(turn):
             reply.end(Cancelled())
+
+    async def answer(self, turn: Turn, question_id: str, answer: str) -> None:
+        message = Answer(turn.message_id, question_id, answer)
+        for attempt in range(1, _SENDS + 1):
+            try:
+                status, body = await self._post(ANSWER_PATH, message)
+                break
+            except (aiohttp.ClientError, TimeoutError) as error:
+                if attempt == _SENDS:
+                    raise self._unreachable() from error
+                await asyncio.sleep(_FIRST_RETRY)
+        if status == 404:
+            raise QuestionGoneError(question_id)
+        if status != 200:
+            raise self._refusal(status, body)
 
     async def _send(self, turn: Turn, reply: Reply) -> None:
         try:
@@ -191,6 +196,9 @@ class PluginTransport:
             message_id=turn.message_id,
             callback_url=self._server.url,
             content=turn.text,
+            attachments=tuple(
+                Attachment(item.name, item.media_type, item.data) for item in turn.attachments
+            ),
             metadata=Origin(
                 a2a_task_id=_label(turn.task_id), a2a_context_id=_label(turn.context_id)
             ),
@@ -201,20 +209,6 @@ class PluginTransport:
         if isinstance(error, aiohttp.ClientConnectorError) and sends == 1:
             return self._unreachable()
         return Interrupted("Hermes stopped answering while it was given the message")
-
-    async def _decline(self, turn: Turn, question: Question) -> Notice:
-        """Answers for the peer, with what lets the turn go on safely."""
-        choice = "deny" if question.kind == "approval" else _NOBODY_TO_ASK
-        answer = Answer(turn.message_id, question.question_id, choice)
-        for _ in range(_SENDS):
-            # Without an answer Hermes would wait out its own timeout, minutes long.
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                await self._post(ANSWER_PATH, answer)
-                break
-            await asyncio.sleep(_FIRST_RETRY)
-        if question.kind == "approval":
-            return Notice(f"Hermes asked for an approval, which was denied: {question.text}")
-        return Notice(f"Hermes asked, and was told to decide by itself: {question.text}")
 
     async def _tell_to_stop(self, turn: Turn) -> bool:
         """Whether the plugin knows the message and will end its turn."""
@@ -307,7 +301,7 @@ def _label(name: str) -> str:
     return "".join(char if char.isprintable() else " " for char in name)[:256]
 
 
-async def _events(reply: Reply) -> AsyncIterator[Event]:
+async def _events(reply: Reply) -> AsyncIterator[TurnEvent]:
     """The reply's events up to the last; one that is missing is waited for a while only."""
     while True:
         try:
