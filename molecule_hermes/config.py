@@ -106,6 +106,14 @@ class Settings(BaseModel):
     model: str = _own("MODEL", "hermes-agent", "the model name passed on to Hermes")
     system_prompt: str = _own("SYSTEM_PROMPT", "", "a system prompt passed on to Hermes")
     turn_timeout: Seconds = _own("TURN_TIMEOUT", 600, "seconds a turn may take, waiting included")
+    approvals: Literal["ask", "deny"] = _own(
+        "APPROVALS", "ask", "ask (the peer approves dangerous commands) or deny (nobody does)"
+    )
+    question_timeout: Seconds = _own(
+        "QUESTION_TIMEOUT",
+        300,
+        "seconds that a peer has to answer; then a command is denied and a question left open",
+    )
     drain_timeout: Annotated[float, Field(ge=0, le=3600)] = _own(
         "DRAIN_TIMEOUT", 30, "seconds that running turns get to end at shutdown"
     )

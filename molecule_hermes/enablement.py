@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -89,7 +90,9 @@ def enable(home: HermesHome, settings: Settings, *, even_if_disabled: bool = Fal
     host, port = settings.platform_host, settings.platform_port
     extra = {"host": host, "port": port, "system_prompt": settings.system_prompt}
     required = {"platforms": {PLATFORM: {"enabled": True, "extra": extra}}}
-    home.merge_config(required, hermes_settings(host, port))
+    # Hermes must wait longer than the bridge, which answers for a peer that does not.
+    waits = math.ceil(settings.question_timeout) + 60
+    home.merge_config(required, hermes_settings(host, port, approval_timeout=waits))
     home.change_list(("plugins", "enabled"), add=ENTRY_POINT)
     if even_if_disabled:
         home.change_list(("plugins", "disabled"), remove=ENTRY_POINT)

@@ -1,26 +1,32 @@
 """A2A request in, turn events to A2A events out.
 
 The SDK's contract, as probed: an executor that emits nothing hangs the caller for ever, one that
-raises leaks the exception's text to the peer, and a status before the Task is an error. So
-`execute` emits a Task first, exactly one terminal state last, and never raises.
+raises leaks the exception's text to the peer, and a status before the Task is an error. So a turn
+emits a Task first, exactly one terminal state last, and never raises.
+
+A turn runs in a task of its own, because it outlives `execute` when Hermes asks something: the SDK
+wants `execute` to return at INPUT_REQUIRED and calls it again with the answer, while the same turn
+of Hermes goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
+from collections import deque
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from a2a.helpers import new_data_part, new_raw_part, new_text_part, new_url_part
 from a2a.server.agent_execution import AgentExecutor, RequestContext
 from a2a.server.events import EventQueue
 from a2a.server.tasks import TaskUpdater
-from a2a.types import Message, Task, TaskState, TaskStatus
+from a2a.types import Message, TaskState
 
+from molecule_hermes import updates
 from molecule_hermes.artifacts import ReplyArtifact
 from molecule_hermes.conversations import Conversations, Slot
 from molecule_hermes.errors import (
@@ -32,17 +38,20 @@ from molecule_hermes.errors import (
     TurnFailure,
     TurnTimeout,
 )
-from molecule_hermes.transports.base import Transport
+from molecule_hermes.questions import ASKED, NotAnAnswerError, read_answer, refusal
+from molecule_hermes.transports.base import QuestionGoneError, Transport
 from molecule_hermes.turns import (
     Cancelled,
     Completed,
     Failed,
     FileProduced,
     Notice,
+    Question,
     TextDelta,
     ToolProgress,
     Turn,
     TurnEvent,
+    is_last,
 )
 
 __all__ = ["HermesAgentProxyExecutor"]
@@ -59,15 +68,44 @@ class _Run:
     turn: Turn
     updater: TaskUpdater
     reply: ReplyArtifact
+    deadline: asyncio.Timeout
+    task: asyncio.Task[None] | None = None
     slot: Slot | None = None
+    events: deque[TurnEvent] = field(default_factory=deque)
+    """What the peer has not been shown yet; it waits while a question does."""
+    showing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    question: Question | None = None
+    expiry: asyncio.Task[None] | None = None
+    time_left: float = 0.0
     cancelled: bool = False
     cut: TurnFailure | None = None
     """Why the bridge itself stops the turn; the peer did not ask for that."""
     accepted: bool = False
     over: bool = False
+    rests: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while a question waits, and when the turn has ended: `execute` may return."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     began: float = field(default_factory=time.monotonic)
     first_text: float | None = None
+
+    def pause_clock(self) -> None:
+        """While a peer thinks, the turn's time stands still."""
+        self.time_left = max(0.0, (self.deadline.when() or 0.0) - _now())
+        self.deadline.reschedule(None)
+
+    def resume_clock(self) -> None:
+        self.deadline.reschedule(_now() + self.time_left)
+
+    def settle(self, question: Question) -> bool:
+        """Ends the wait for an answer; False if it has ended already."""
+        if self.question is not question or self.over:
+            return False
+        self.question = None
+        self.rests.clear()
+        self.resume_clock()
+        if self.expiry is not None and self.expiry is not asyncio.current_task():
+            self.expiry.cancel()
+        return True
 
 
 class HermesAgentProxyExecutor(AgentExecutor):
@@ -80,26 +118,30 @@ class HermesAgentProxyExecutor(AgentExecutor):
         *,
         turn_timeout: float = 600.0,
         cancel_timeout: float = 10.0,
+        approvals: Literal["ask", "deny"] = "ask",
+        question_timeout: float = 300.0,
     ) -> None:
         self._transport = transport
         self._conversations = conversations or Conversations()
         self._turn_timeout = turn_timeout
         self._cancel_timeout = cancel_timeout
+        self._approvals = approvals
+        self._question_timeout = question_timeout
         self._runs: dict[str, _Run] = {}
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
-        turn = _turn(context)
-        updater = TaskUpdater(event_queue, turn.task_id, turn.context_id)
-        run = _Run(turn, updater, ReplyArtifact(updater))
-        self._runs[turn.task_id] = run
+        run = self._runs.get(context.task_id or "")
+        if run is None:
+            run = await self._begin(context, event_queue)
+        else:
+            run.updater.event_queue = event_queue
+            await self._take_answer(run, context)
         try:
-            if context.current_task is None:
-                await event_queue.enqueue_event(_submitted(turn, context.message))
-            last = await self._run(run, context.message)
-            await self._end(run, last)
-        finally:
-            del self._runs[turn.task_id]
-            run.ended.set()
+            await run.rests.wait()
+        except asyncio.CancelledError:
+            # The SDK closes the task, and with it the queue that the turn speaks through.
+            await _abandon(run)
+            raise
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Stops the turn; returns when its task is CANCELED or ended on its own.
@@ -107,11 +149,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
         Without a turn the task just ended and its last state is on its way to the store, where
         a second one would replace it; the SDK itself cancels a task that gets none.
         """
-        run = self._runs.get(context.task_id or "")
-        if run is not None and not await self._stop(run):
-            # Whatever keeps Hermes from stopping, the peer's task ends now; the SDK cancels
-            # `execute` as soon as this returns.
-            await self._end(run, Cancelled())
+        if run := self._runs.get(context.task_id or ""):
+            await self._stop(run)
 
     async def drain(self, timeout: float) -> None:
         """Takes no new turns, lets the running ones end within `timeout`, and cuts the rest."""
@@ -129,26 +168,57 @@ class HermesAgentProxyExecutor(AgentExecutor):
         except TimeoutError:
             logger.warning("%d turns did not end in %g s", len(self._runs), timeout)
 
-    async def _stop(self, run: _Run) -> bool:
-        """Whether the turn ended within the time a cancel may take."""
+    async def _stop(self, run: _Run) -> None:
+        """Stops the turn. Whatever keeps Hermes from stopping, the peer's task ends in time."""
         run.cancelled = True
-        if run.slot is not None:
-            run.slot.withdraw()
         try:
             async with asyncio.timeout(self._cancel_timeout):
-                await self._transport.cancel(run.turn)
+                if run.slot is None:
+                    with contextlib.suppress(RuntimeError):  # it has not begun at all
+                        run.deadline.reschedule(0.0)
+                else:
+                    run.slot.withdraw()
+                    await self._transport.cancel(run.turn)
                 await run.ended.wait()
         except Exception:
             logger.warning("turn %s did not stop", run.turn.message_id, exc_info=True)
-            return False
-        return True
+            await self._end(run, Cancelled())
+            await _abandon(run)
 
-    async def _run(self, run: _Run, message: Message | None) -> TurnEvent:
+    # A turn, from its Task to its end.
+
+    async def _begin(self, context: RequestContext, event_queue: EventQueue) -> _Run:
+        turn = _turn(context)
+        updater = TaskUpdater(event_queue, turn.task_id, turn.context_id)
+        deadline = asyncio.timeout(self._turn_timeout)
+        run = self._runs[turn.task_id] = _Run(turn, updater, ReplyArtifact(updater), deadline)
+        if context.current_task is None:
+            await event_queue.enqueue_event(updates.submitted(turn, context.message))
+        run.task = asyncio.create_task(self._conduct(run, context), name=f"turn:{turn.message_id}")
+        return run
+
+    async def _conduct(self, run: _Run, context: RequestContext) -> None:
         try:
-            _refuse_what_cannot_be_passed_on(message)
-            async with asyncio.timeout(self._turn_timeout), run.reply:
-                return await self._in_line(run)
+            await self._end(run, await self._run(run, context))
+        except Exception:
+            logger.exception("the end of turn %s could not be told", run.turn.message_id)
+        finally:
+            self._runs.pop(run.turn.task_id, None)
+            run.ended.set()
+            run.rests.set()
+            if run.expiry is not None:
+                run.expiry.cancel()
+                await asyncio.wait({run.expiry})
+
+    async def _run(self, run: _Run, context: RequestContext) -> TurnEvent:
+        try:
+            async with run.deadline, run.reply:
+                _refuse_an_answer_to_nobody(context)
+                _refuse_what_cannot_be_passed_on(context.message)
+                return Cancelled() if run.cancelled else await self._in_line(run)
         except TimeoutError:
+            if run.cancelled:
+                return Cancelled()
             return Failed(TurnTimeout(f"the turn took longer than {self._turn_timeout:g} s"))
         except TurnFailure as failure:
             return Failed(failure)
@@ -159,11 +229,11 @@ class HermesAgentProxyExecutor(AgentExecutor):
     async def _in_line(self, run: _Run) -> TurnEvent:
         async with self._conversations.enter(run.turn.conversation) as run.slot:
             if not run.slot.started:
-                await _working(run, "waiting for its turn", {"waiting": True})
+                await updates.working(run.updater, "waiting for its turn", {"waiting": True})
             if not await run.slot.wait():
                 return Cancelled()
             run.accepted = True
-            await _working(run)
+            await updates.working(run.updater)
             if run.cancelled:
                 return Cancelled()
             return await self._forward(run)
@@ -171,22 +241,38 @@ class HermesAgentProxyExecutor(AgentExecutor):
     async def _forward(self, run: _Run) -> TurnEvent:
         async with aclosing(self._transport.run(run.turn)) as events:
             async for event in events:
-                match event:
-                    case TextDelta():
-                        run.first_text = run.first_text or time.monotonic()
-                        await run.reply.add(event.text, replace=event.replace)
-                    case ToolProgress():
-                        await run.reply.flush()
-                        await _working(run, _describe(event), {"tool": _without_none(event)})
-                    case Notice():
-                        await run.reply.flush()
-                        await _working(run, event.text, {"notice": event.text})
-                    case FileProduced():
-                        await run.reply.flush()
-                        await _file(run, event)
-                    case _:
-                        return event
+                if is_last(event):
+                    run.question = None
+                    run.events = deque(e for e in run.events if not isinstance(e, Question))
+                    await self._show_events(run)
+                    return event
+                if isinstance(event, Notice) and event.withdraws:
+                    await self._withdraw(run, event.withdraws)
+                run.events.append(event)
+                await self._show_events(run)
         raise Interrupted("the transport stopped without an end")
+
+    async def _show_events(self, run: _Run) -> None:
+        """Shows the peer what has come, in order, up to the next question."""
+        async with run.showing:
+            while run.events and run.question is None and not run.over:
+                await self._show(run, run.events.popleft())
+
+    async def _show(self, run: _Run, event: TurnEvent) -> None:
+        if isinstance(event, TextDelta):
+            run.first_text = run.first_text or time.monotonic()
+            await run.reply.add(event.text, replace=event.replace)
+            return
+        await run.reply.flush()
+        match event:
+            case ToolProgress():
+                await updates.tool(run.updater, event)
+            case Notice():
+                await updates.notice(run.updater, event.text)
+            case FileProduced():
+                await updates.file(run.updater, event)
+            case Question():
+                await self._ask(run, event)
 
     async def _end(self, run: _Run, last: TurnEvent) -> None:
         """Emits the one terminal state."""
@@ -195,20 +281,100 @@ class HermesAgentProxyExecutor(AgentExecutor):
         run.over = True
         if run.cut is not None and isinstance(last, Cancelled):
             last = Failed(run.cut)
+        state, message = TaskState.TASK_STATE_CANCELED, None
         match last:
             case Completed():
                 await run.reply.finish(last.text)
-                await run.updater.update_status(
-                    TaskState.TASK_STATE_COMPLETED, metadata=_figures(run, last)
-                )
+                state = TaskState.TASK_STATE_COMPLETED
             case Failed():
                 await run.reply.keep()
-                await run.updater.update_status(
-                    _failed_state(run, last.failure), _explain(run, last.failure)
-                )
+                state = _failed_state(run, last.failure)
+                message = updates.explain(run.updater, last.failure)
             case _:
                 await run.reply.keep()
-                await run.updater.update_status(TaskState.TASK_STATE_CANCELED)
+        await run.updater.update_status(state, message, metadata=_figures(run, last))
+
+    # Questions.
+
+    async def _ask(self, run: _Run, question: Question) -> None:
+        if question.kind == "approval" and self._approvals == "deny":
+            await self._refuse(run, question, "the operator lets no peer approve commands")
+            return
+        run.question = question
+        run.pause_clock()
+        run.expiry = asyncio.create_task(self._expire(run, question), name="question-expiry")
+        await updates.asking(run.updater, question)
+        run.rests.set()
+
+    async def _expire(self, run: _Run, question: Question) -> None:
+        await asyncio.sleep(self._question_timeout)
+        async with run.showing:
+            if run.settle(question):
+                why = f"nobody answered within {self._question_timeout:g} s"
+                await self._refuse(run, question, why)
+        await self._show_events(run)
+
+    async def _refuse(self, run: _Run, question: Question, why: str) -> None:
+        """Answers in the peer's name, so that the turn goes on."""
+        answer = refusal(question)
+        try:
+            await self._transport.answer(run.turn, question.question_id, answer)
+        except (QuestionGoneError, TurnFailure):
+            logger.warning("question %s could not be refused", question.question_id, exc_info=True)
+        said = "denied" if question.kind == "approval" else "left to the agent"
+        data = {"question_id": question.question_id, "answer": answer}
+        await updates.working(run.updater, f"{said}: {why}", {"refused": data})
+
+    async def _withdraw(self, run: _Run, question_id: str) -> None:
+        """Hermes waits no longer for that answer."""
+        async with run.showing:
+            run.events = deque(e for e in run.events if not _asks(e, question_id))
+            if run.question is not None and _asks(run.question, question_id):
+                run.settle(run.question)
+
+    async def _take_answer(self, run: _Run, context: RequestContext) -> None:
+        """The peer's next message on the task."""
+        async with run.showing:
+            if run.question is not None:
+                await self._pass_on(run, run.question, context)
+            elif not run.over:
+                data = {"answer": "not taken"}
+                await updates.working(run.updater, "no question waits for an answer", data)
+        await self._show_events(run)
+
+    async def _pass_on(self, run: _Run, question: Question, context: RequestContext) -> None:
+        answer = remark = ""
+        said = "Hermes no longer waited for an answer"
+        try:
+            asked = str(context.call_context.state.get(ASKED, ""))
+            answer = read_answer(question, context.message, asked)
+            await self._transport.answer(run.turn, question.question_id, answer)
+            said = f"answered: {answer}"
+        except NotAnAnswerError as error:
+            remark = str(error)
+        except TurnFailure as failure:
+            remark = f"the answer did not reach Hermes: {failure.message}"
+        except QuestionGoneError:
+            answer = ""
+        if remark and run.question is question:
+            await updates.asking(run.updater, question, remark)
+        elif run.settle(question):
+            data = {"question_id": question.question_id, "answer": answer}
+            await updates.working(run.updater, said, {"answered": data})
+
+
+async def _abandon(run: _Run) -> None:
+    if run.task is not None:
+        run.task.cancel()
+        await asyncio.wait({run.task}, timeout=5.0)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _asks(event: TurnEvent, question_id: str) -> bool:
+    return isinstance(event, Question) and event.question_id == question_id
 
 
 def _failed_state(run: _Run, failure: TurnFailure) -> TaskState:
@@ -229,11 +395,12 @@ def _turn(context: RequestContext) -> Turn:
     )
 
 
-def _submitted(turn: Turn, message: Message | None) -> Task:
-    status = TaskStatus(state=TaskState.TASK_STATE_SUBMITTED)
-    status.timestamp.GetCurrentTime()
-    history = [message] if message is not None else []
-    return Task(id=turn.task_id, context_id=turn.context_id, status=status, history=history)
+def _refuse_an_answer_to_nobody(context: RequestContext) -> None:
+    """A task that waits for an answer, but its turn is gone: the bridge was restarted."""
+    if context.current_task is not None:
+        raise Interrupted(
+            "the turn that asked is gone", hint="send the message again, without taskId"
+        )
 
 
 def _refuse_what_cannot_be_passed_on(message: Message | None) -> None:
@@ -250,49 +417,11 @@ def _refuse_what_cannot_be_passed_on(message: Message | None) -> None:
         raise BadRequest(NOTHING_TO_DO, hint="send a text part")
 
 
-async def _working(run: _Run, text: str = "", data: dict[str, Any] | None = None) -> None:
-    message = None
-    if text:
-        parts = [new_text_part(text), new_data_part(data or {})]
-        message = run.updater.new_agent_message(parts)
-    await run.updater.update_status(TaskState.TASK_STATE_WORKING, message)
-
-
-async def _file(run: _Run, file: FileProduced) -> None:
-    """An artifact of its own for each file."""
-    if file.data is not None:
-        part = new_raw_part(file.data, media_type=file.media_type, filename=file.name)
-    else:
-        part = new_url_part(file.url, media_type=file.media_type, filename=file.name)
-    parts = [part, new_text_part(file.caption)] if file.caption else [part]
-    await run.updater.add_artifact(parts, name=file.name, last_chunk=True)
-
-
-def _describe(progress: ToolProgress) -> str:
-    preview = f": {progress.preview}" if progress.preview else ""
-    if progress.phase == "start":
-        return f"{progress.tool}{preview}"
-    outcome = "failed" if progress.ok is False else "done"
-    took = f" in {progress.duration:.1f} s" if progress.duration is not None else ""
-    return f"{progress.tool} {outcome}{took}"
-
-
-def _without_none(progress: ToolProgress) -> dict[str, Any]:
-    return {key: value for key, value in asdict(progress).items() if value is not None}
-
-
-def _figures(run: _Run, completed: Completed) -> dict[str, Any]:
+def _figures(run: _Run, last: TurnEvent) -> dict[str, Any]:
     now = time.monotonic()
-    figures: dict[str, Any] = {
-        "usage": asdict(completed.usage),
-        "duration_seconds": round(now - run.began, 3),
-    }
+    figures: dict[str, Any] = {"duration_seconds": round(now - run.began, 3)}
     if run.first_text is not None:
         figures["first_text_seconds"] = round(run.first_text - run.began, 3)
+    if isinstance(last, Completed):
+        figures["usage"] = asdict(last.usage)
     return figures
-
-
-def _explain(run: _Run, failure: TurnFailure) -> Message:
-    text = f"{failure.message} ({failure.hint})" if failure.hint else failure.message
-    parts = [new_text_part(text), new_data_part(failure.as_dict())]
-    return run.updater.new_agent_message(parts)

@@ -36,6 +36,8 @@ from a2a.utils.errors import (
     UnsupportedOperationError,
 )
 
+from molecule_hermes.questions import ASKED, asked_in
+
 __all__ = ["MAX_ID", "BridgeRequestHandler", "StoredContextBuilder"]
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ class StoredContextBuilder(SimpleRequestContextBuilder):
                     "message without taskId to put it in line"
                 )
             context_id = stored.context_id
+            context.state[ASKED] = asked_in(stored)
         return await super().build(context, params, task_id, context_id, task)
 
 

@@ -105,6 +105,8 @@ class Bridge:
             self._transport,
             Conversations(settings.max_running, settings.max_waiting),
             turn_timeout=settings.turn_timeout,
+            approvals=settings.approvals,
+            question_timeout=settings.question_timeout,
         )
         card = build_card(settings, self.url, demo=self._demo, warnings=self._warnings)
         handler = BridgeRequestHandler(

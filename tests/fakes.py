@@ -142,13 +142,20 @@ async def fake_hermes() -> AsyncIterator[FakeHermes]:
         await runner.cleanup()
 
 
+class Answered:
+    """A step of a script: wait until the question before it is answered."""
+
+
 class ScriptedTransport:
     """Yields given events; a `float` waits that long, an `asyncio.Event` until it is set."""
 
-    def __init__(self, *script: TurnEvent | float | asyncio.Event | Exception) -> None:
+    def __init__(self, *script: TurnEvent | float | asyncio.Event | Exception | Answered) -> None:
         self.script = list(script)
         self.turns: list[Turn] = []
         self.failure: Exception | None = None
+        self.answers: list[tuple[str, str]] = []
+        self.refuses_answers: Exception | None = None
+        self._answered: dict[str, asyncio.Queue[str]] = {}
         self._cancelled: dict[str, asyncio.Event] = {}
         self.deaf = False
 
@@ -166,15 +173,21 @@ class ScriptedTransport:
         if turn.message_id in self._cancelled and not self.deaf:
             self._cancelled[turn.message_id].set()
 
+    async def answer(self, turn: Turn, question_id: str, answer: str) -> None:
+        if self.refuses_answers:
+            raise self.refuses_answers
+        self.answers.append((question_id, answer))
+        self._answered[turn.message_id].put_nowait(answer)
+
     async def run(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
         self.turns.append(turn)
         cancelled = self._cancelled[turn.message_id] = asyncio.Event()
+        answers = self._answered[turn.message_id] = asyncio.Queue()
         for step in self.script:
             if isinstance(step, Exception):
                 raise step
-            if isinstance(step, float | asyncio.Event):
-                waited = asyncio.sleep(step) if isinstance(step, float) else step.wait()
-                waits = [asyncio.ensure_future(w) for w in (waited, cancelled.wait())]
+            if isinstance(step, float | asyncio.Event | Answered):
+                waits = [asyncio.ensure_future(w) for w in (_wait(step, answers), cancelled.wait())]
                 try:
                     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 finally:
@@ -185,3 +198,12 @@ class ScriptedTransport:
                     return
             else:
                 yield step
+
+
+async def _wait(step: float | asyncio.Event | Answered, answers: asyncio.Queue[str]) -> None:
+    if isinstance(step, float):
+        await asyncio.sleep(step)
+    elif isinstance(step, asyncio.Event):
+        await step.wait()
+    else:
+        await answers.get()

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
 from a2a.helpers import get_data_parts, get_text_parts
-from a2a.types import StreamResponse, Task, TaskState
+from a2a.types import SendMessageRequest, StreamResponse, Task, TaskState
 
 from molecule_hermes.client import message
 
@@ -41,8 +41,12 @@ async def peer(
 
 
 async def ask(client: Client, text: str, context_id: str = "", task_id: str = "") -> Turn:
+    return await send(client, message(text, context_id, task_id))
+
+
+async def send(client: Client, request: SendMessageRequest) -> Turn:
     turn = Turn()
-    async for event in client.send_message(message(text, context_id, task_id)):
+    async for event in client.send_message(request):
         turn.add(event)
     return turn
 
@@ -97,6 +101,21 @@ class Turn:
     def failure(self) -> dict[str, Any]:
         status = next(s for s in map(_status, reversed(self.events)) if s is not None)
         return dict(get_data_parts(status.message.parts)[0])
+
+    @property
+    def data(self) -> list[dict[str, Any]]:
+        """The data parts of the status messages, for programs."""
+        found = []
+        for event in self.events:
+            if (status := _status(event)) is not None and status.HasField("message"):
+                found += [dict(data) for data in get_data_parts(status.message.parts)]
+        return found
+
+    @property
+    def question(self) -> dict[str, Any]:
+        """What the peer is asked at the end of what it saw."""
+        assert self.states[-1] == "INPUT_REQUIRED", self.states
+        return self.data[-1]
 
     @property
     def progress(self) -> list[str]:

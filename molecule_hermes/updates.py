@@ -1,0 +1,76 @@
+"""What a peer is told of a turn, in A2A's words: text for people, a data part for programs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from a2a.helpers import new_data_part, new_raw_part, new_text_part, new_url_part
+from a2a.server.tasks import TaskUpdater
+from a2a.types import Message, Part, Task, TaskState, TaskStatus
+
+from molecule_hermes.errors import TurnFailure
+from molecule_hermes.questions import describe
+from molecule_hermes.turns import FileProduced, Question, ToolProgress, Turn
+
+__all__ = ["asking", "explain", "file", "notice", "submitted", "tool", "working"]
+
+
+def submitted(turn: Turn, message: Message | None) -> Task:
+    status = TaskStatus(state=TaskState.TASK_STATE_SUBMITTED)
+    status.timestamp.GetCurrentTime()
+    history = [message] if message is not None else []
+    return Task(id=turn.task_id, context_id=turn.context_id, status=status, history=history)
+
+
+async def working(updater: TaskUpdater, text: str = "", data: dict[str, Any] | None = None) -> None:
+    message = updater.new_agent_message(_parts(text, data or {})) if text else None
+    await updater.update_status(TaskState.TASK_STATE_WORKING, message)
+
+
+async def tool(updater: TaskUpdater, progress: ToolProgress) -> None:
+    known = {key: value for key, value in asdict(progress).items() if value is not None}
+    await working(updater, _line(progress), {"tool": known})
+
+
+async def notice(updater: TaskUpdater, text: str) -> None:
+    await working(updater, text, {"notice": text})
+
+
+async def asking(updater: TaskUpdater, question: Question, remark: str = "") -> None:
+    """INPUT_REQUIRED; the remark says why the last answer was not taken."""
+    data = describe(question) | ({"remark": remark} if remark else {})
+    text = f"{remark}\n\n{question.text}" if remark else question.text
+    if question.choices:
+        text += f"\n\n({' / '.join(question.choices)})"
+    message = updater.new_agent_message(_parts(text, data))
+    await updater.update_status(TaskState.TASK_STATE_INPUT_REQUIRED, message)
+
+
+async def file(updater: TaskUpdater, produced: FileProduced) -> None:
+    """An artifact of its own for each file."""
+    about = {"media_type": produced.media_type, "filename": produced.name}
+    if produced.data is not None:
+        part = new_raw_part(produced.data, **about)
+    else:
+        part = new_url_part(produced.url, **about)
+    parts = [part, new_text_part(produced.caption)] if produced.caption else [part]
+    await updater.add_artifact(parts, name=produced.name, last_chunk=True)
+
+
+def explain(updater: TaskUpdater, failure: TurnFailure) -> Message:
+    text = f"{failure.message} ({failure.hint})" if failure.hint else failure.message
+    return updater.new_agent_message(_parts(text, failure.as_dict()))
+
+
+def _parts(text: str, data: dict[str, Any]) -> list[Part]:
+    return [new_text_part(text), new_data_part(data)]
+
+
+def _line(progress: ToolProgress) -> str:
+    preview = f": {progress.preview}" if progress.preview else ""
+    if progress.phase == "start":
+        return f"{progress.tool}{preview}"
+    outcome = "failed" if progress.ok is False else "done"
+    took = f" in {progress.duration:.1f} s" if progress.duration is not None else ""
+    return f"{progress.tool} {outcome}{took}"
