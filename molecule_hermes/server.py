@@ -108,7 +108,8 @@ class Bridge:
             approvals=settings.approvals,
             question_timeout=settings.question_timeout,
         )
-        card = build_card(settings, self.url, demo=self._demo, warnings=self._warnings)
+        features = self._transport.features
+        card = build_card(settings, self.url, features, demo=self._demo, warnings=self._warnings)
         handler = BridgeRequestHandler(
             self._executor, store, card, request_context_builder=StoredContextBuilder(store)
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
+from molecule_hermes.features import features_of
 from molecule_hermes.turns import Cancelled, Turn, TurnEvent
 
 KEY = "0123456789abcdef-test"
@@ -148,6 +149,8 @@ class Answered:
 
 class ScriptedTransport:
     """Yields given events; a `float` waits that long, an `asyncio.Event` until it is set."""
+
+    features = features_of("plugin")
 
     def __init__(self, *script: TurnEvent | float | asyncio.Event | Exception | Answered) -> None:
         self.script = list(script)

@@ -11,6 +11,7 @@ from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
 from a2a.helpers import get_data_parts, get_text_parts
 from a2a.types import SendMessageRequest, StreamResponse, Task, TaskState
 
+from molecule_hermes.artifacts import REPLY
 from molecule_hermes.client import message
 
 
@@ -87,11 +88,18 @@ class Turn:
         for event in self.events:
             if event.HasField("artifact_update"):
                 update = event.artifact_update
+                if update.artifact.artifact_id != REPLY:
+                    continue
                 piece = "".join(get_text_parts(update.artifact.parts))
                 text = text + piece if update.append else piece
             elif event.HasField("task") and event.task.artifacts:
                 text = reply_text(event.task)
         return text
+
+    @property
+    def files(self) -> int:
+        updates = [e.artifact_update for e in self.events if e.HasField("artifact_update")]
+        return sum(update.artifact.artifact_id != REPLY for update in updates)
 
     @property
     def updates(self) -> int:
@@ -133,8 +141,16 @@ def _status(event: StreamResponse) -> Any:
 
 
 def reply_text(task: Task) -> str:
-    assert all(len(a.parts) == 1 for a in task.artifacts), "streamed text is joined to one part"
-    return "".join(get_text_parts(task.artifacts[0].parts)) if task.artifacts else ""
+    for artifact in task.artifacts:
+        if artifact.artifact_id == REPLY:
+            assert len(artifact.parts) == 1, "streamed text is joined to one part"
+            return artifact.parts[0].text
+    return ""
+
+
+def files(task: Task) -> dict[str, bytes]:
+    """What the agent delivered, by name."""
+    return {a.name: a.parts[0].raw for a in task.artifacts if a.artifact_id != REPLY}
 
 
 def state(task: Task) -> str:

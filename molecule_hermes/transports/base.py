@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Protocol, Self
 
+from molecule_hermes.features import Feature
 from molecule_hermes.turns import Turn, TurnEvent
 
 __all__ = ["QuestionGoneError", "Transport"]
@@ -16,6 +17,11 @@ class QuestionGoneError(LookupError):
 
 class Transport(Protocol):
     """A way to reach Hermes, open for the life of the bridge."""
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What a turn can do this way."""
+        ...
 
     async def __aenter__(self) -> Self: ...
 

@@ -27,6 +27,7 @@ from molecule_hermes.errors import (
     Unreachable,
     failure_from_model_error,
 )
+from molecule_hermes.features import features_of
 from molecule_hermes.transports.base import QuestionGoneError
 from molecule_hermes.transports.completions import (
     Chunk,
@@ -65,6 +66,8 @@ _LAST_RETRY = 10.0
 
 class ChatTransport:
     """One pooled client for the life of the process; one request per turn."""
+
+    features = features_of("chat")
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ from molecule_hermes.errors import (
     TurnFailure,
     Unreachable,
 )
+from molecule_hermes.features import features_of
 from molecule_hermes.replies import Replies, Reply
 from molecule_hermes.reply_server import ReplyServer
 from molecule_hermes.transports.base import QuestionGoneError
@@ -55,6 +56,8 @@ _FROZEN = 10
 
 class PluginTransport:
     """One kept-alive client and one reply server for the life of the process."""
+
+    features = features_of("plugin")
 
     def __init__(
         self,
