@@ -9,6 +9,7 @@ told, and obeys directives in the last user message (`docs/demo-model.md` lists 
     demo:ask[=A|B] TEXT   ask that question through Hermes's clarify tool, then report the answer
     demo:call=TOOL {JSON} call any tool of Hermes with these arguments, then report
     demo:fail=CAUSE       fail as a provider would: 401, 404, 429, 500, quota, context, page
+    demo:clock            answer with the time at which the first word is written
     demo:empty            answer nothing
     demo:silent           answer "[SILENT]"
     demo:hang             never answer
@@ -102,10 +103,9 @@ def _answer(
     messages: list[dict[str, Any]], last_user: str, directives: Mapping[str, tuple[str, str]]
 ) -> _Answer:
     pause = _number(directives["slow"][0], 0.15) if "slow" in directives else 0.0
-    if "empty" in directives:
-        return _Answer()
-    if "silent" in directives:
-        return _Answer("[SILENT]")
+    fixed = {"empty": "", "silent": "[SILENT]", "clock": f"{time.time():.6f} seconds"}
+    if said := next((name for name in fixed if name in directives), ""):
+        return _Answer(fixed[said], pause=pause)
     if messages[-1].get("role") == "tool":
         return _Answer(f"The tool answered: {_text(messages[-1])[:2000]}", pause=pause)
     if tool := _tool(directives):
