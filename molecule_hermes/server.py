@@ -103,7 +103,7 @@ class Bridge:
         store = MemoryTaskStore()
         self._executor = HermesAgentProxyExecutor(
             self._transport,
-            Conversations(settings.max_running, settings.max_waiting),
+            Conversations(settings.max_running, settings.max_waiting, settings.max_waiting_of_peer),
             turn_timeout=settings.turn_timeout,
             approvals=settings.approvals,
             question_timeout=settings.question_timeout,
