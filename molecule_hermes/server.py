@@ -32,6 +32,7 @@ from molecule_hermes.handler import BridgeRequestHandler, StoredContextBuilder
 from molecule_hermes.health import Check, Health
 from molecule_hermes.metrics import CONTENT_TYPE, CountResponses, Metrics
 from molecule_hermes.ports import cannot_listen
+from molecule_hermes.retries import Retries
 from molecule_hermes.store import MemoryTaskStore
 from molecule_hermes.transports.base import Transport
 
@@ -118,7 +119,10 @@ class Bridge:
         features = self._transport.features
         card = build_card(settings, self.url, features, demo=self._demo, warnings=self._warnings)
         handler = BridgeRequestHandler(
-            self._executor, store, card, request_context_builder=StoredContextBuilder(store)
+            self._executor,
+            store,
+            card,
+            request_context_builder=StoredContextBuilder(store, Retries(settings.retry_window)),
         )
         self._stack.push_async_callback(handler.aclose)
         rpc_paths = _rpc_paths(self.url)
