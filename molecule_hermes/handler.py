@@ -28,6 +28,7 @@ from a2a.types import (
     SubscribeToTaskRequest,
     Task,
     TaskState,
+    TaskStatusUpdateEvent,
 )
 from a2a.utils.errors import (
     A2AError,
@@ -36,7 +37,9 @@ from a2a.utils.errors import (
     UnsupportedOperationError,
 )
 
+from molecule_hermes.errors import StorageFailure
 from molecule_hermes.questions import ASKED, asked_in
+from molecule_hermes.store import TaskNotStored
 
 __all__ = ["MAX_ID", "BridgeRequestHandler", "StoredContextBuilder"]
 
@@ -93,15 +96,21 @@ class BridgeRequestHandler(DefaultRequestHandler):
     async def on_cancel_task(
         self, params: CancelTaskRequest, context: ServerCallContext
     ) -> Task | None:
-        with _nothing_leaks():
-            result: Task | None = await super().on_cancel_task(params, context)
+        try:
+            with _nothing_leaks():
+                result: Task | None = await super().on_cancel_task(params, context)
+        except TaskNotStored as failure:
+            return failure.task
         return result
 
     async def on_message_send(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> Message | Task:
-        with _nothing_leaks():
-            result: Message | Task = await super().on_message_send(params, context)
+        try:
+            with _nothing_leaks():
+                result: Message | Task = await super().on_message_send(params, context)
+        except TaskNotStored as failure:
+            return failure.task
         return result
 
     async def on_message_send_stream(
@@ -120,21 +129,32 @@ class BridgeRequestHandler(DefaultRequestHandler):
 
 
 async def _guarded(events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    began = False
     while True:
-        with _nothing_leaks():
-            try:
+        try:
+            with _nothing_leaks():
                 event = await anext(events)
-            except StopAsyncIteration:
-                return
+        except StopAsyncIteration:
+            return
+        except TaskNotStored as failure:
+            yield _status(failure.task) if began else failure.task
+            return
         yield event
+        began = True
+
+
+def _status(task: Task) -> TaskStatusUpdateEvent:
+    return TaskStatusUpdateEvent(task_id=task.id, context_id=task.context_id, status=task.status)
 
 
 @contextmanager
 def _nothing_leaks() -> Iterator[None]:
     try:
         yield
-    except A2AError:
+    except (A2AError, TaskNotStored, StopAsyncIteration):
         raise
+    except StorageFailure as failure:
+        raise InternalError(f"{failure.message} ({failure.hint})") from failure
     except Exception as error:
         reference = uuid.uuid4().hex[:12]
         logger.exception("a request failed (reference %s)", reference)

@@ -11,6 +11,9 @@ from typing import Self
 from urllib.parse import urlsplit
 
 import uvicorn
+from a2a.server.agent_execution import RequestContext
+from a2a.server.context import ServerCallContext
+from a2a.server.events.event_queue_v2 import EventQueueSource
 from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes, create_rest_routes
 from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH
 from starlette.applications import Starlette
@@ -31,7 +34,7 @@ from molecule_hermes.guards import BodyGuard, HostGuard, LineGuard, PeerTokens, 
 from molecule_hermes.handler import BridgeRequestHandler, StoredContextBuilder
 from molecule_hermes.health import Check, Health
 from molecule_hermes.ports import cannot_listen
-from molecule_hermes.store import MemoryTaskStore
+from molecule_hermes.store import Store, open_store
 from molecule_hermes.transports.base import Transport
 
 __all__ = ["Bridge"]
@@ -77,8 +80,12 @@ class Bridge:
             listener = self._stack.enter_context(_listen(self._settings))
             self.local_url = _url(self._settings.host, listener.getsockname()[1])
             self.url = self._settings.public_url or self._reachable_url()
+            store = await self._stack.enter_async_context(
+                open_store(self._settings, on_lost=self._give_up)
+            )
+            self.health.add("store", store.check)
             await self._stack.enter_async_context(self._transport)
-            await self._stack.enter_async_context(_Served(self._app(), listener))
+            await self._stack.enter_async_context(_Served(self._app(store), listener))
             self._stack.push_async_callback(self._drain)
             self._stack = self._stack.pop_all()
         return self
@@ -98,9 +105,8 @@ class Bridge:
         )
         return url
 
-    def _app(self) -> Starlette:
+    def _app(self, store: Store) -> Starlette:
         settings = self._settings
-        store = MemoryTaskStore()
         self._executor = HermesAgentProxyExecutor(
             self._transport,
             Conversations(settings.max_running, settings.max_waiting),
@@ -111,7 +117,10 @@ class Bridge:
         features = self._transport.features
         card = build_card(settings, self.url, features, demo=self._demo, warnings=self._warnings)
         handler = BridgeRequestHandler(
-            self._executor, store, card, request_context_builder=StoredContextBuilder(store)
+            self._executor,
+            store.tasks,
+            card,
+            request_context_builder=StoredContextBuilder(store.tasks),
         )
         self._stack.push_async_callback(handler.aclose)
         rpc_paths = _rpc_paths(self.url)
@@ -157,6 +166,15 @@ class Bridge:
 
         endpoints = {"/livez": live, "/readyz": ready, "/startupz": startup, "/healthz": ready}
         return [Route(path, endpoint) for path, endpoint in endpoints.items()]
+
+    async def _give_up(self, task_id: str) -> None:
+        """Stops a turn that nobody hears any more, because its task could not be stored."""
+        queue = EventQueueSource()
+        try:
+            context = RequestContext(ServerCallContext(), task_id=task_id)
+            await self._executor.cancel(context, queue)
+        finally:
+            await queue.close(immediate=True)
 
     async def _drain(self) -> None:
         self.health.draining = True

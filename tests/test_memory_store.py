@@ -1,31 +1,11 @@
+"""Tasks in memory."""
+
 from __future__ import annotations
 
-from a2a.auth.user import User
-from a2a.server.context import ServerCallContext
-from a2a.types import Artifact, Part, Task, TaskState, TaskStatus
+from a2a.types import Artifact, Part, Task, TaskState
 
-from molecule_hermes.store import MemoryTaskStore, merge_text
-
-
-class Named(User):
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    @property
-    def is_authenticated(self) -> bool:
-        return True
-
-    @property
-    def user_name(self) -> str:
-        return self._name
-
-
-def context(name: str = "alice") -> ServerCallContext:
-    return ServerCallContext(user=Named(name))
-
-
-def task(task_id: str, state: TaskState = TaskState.TASK_STATE_COMPLETED) -> Task:
-    return Task(id=task_id, context_id="c", status=TaskStatus(state=state))
+from molecule_hermes.stores.memory import MemoryTaskStore, merge_text
+from tests.tasks import context, task
 
 
 async def test_the_oldest_ended_tasks_are_forgotten_and_no_other() -> None:
