@@ -16,6 +16,7 @@ from typing import Any
 from a2a.server.agent_execution import RequestContext, SimpleRequestContextBuilder
 from a2a.server.context import ServerCallContext
 from a2a.server.events import Event
+from a2a.server.id_generator import IDGenerator
 from a2a.server.request_handlers import DefaultRequestHandler
 from a2a.server.tasks import TaskStore
 from a2a.types import (
@@ -54,7 +55,7 @@ class StoredContextBuilder(SimpleRequestContextBuilder):
     """Takes the context of the stored task, and refuses a message while that task works."""
 
     def __init__(self, store: TaskStore) -> None:
-        super().__init__()
+        super().__init__(task_id_generator=store if isinstance(store, IDGenerator) else None)
         self._store = store
 
     async def build(
@@ -67,6 +68,8 @@ class StoredContextBuilder(SimpleRequestContextBuilder):
     ) -> RequestContext:
         if context_id and len(context_id) > MAX_ID:
             raise InvalidParamsError(f"a contextId has at most {MAX_ID} characters")
+        if context_id and "\0" in context_id:
+            raise InvalidParamsError("a contextId has no NUL character")
         if task_id and (stored := await self._store.get(task_id, context)):
             if stored.status.state in _WORKING:
                 raise UnsupportedOperationError(

@@ -10,11 +10,13 @@ import asyncio
 import contextlib
 import logging
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from a2a.server.context import ServerCallContext
+from a2a.server.id_generator import IDGenerator, IDGeneratorContext
 from a2a.server.owner_resolver import resolve_user_scope
 from a2a.server.tasks import (
     InMemoryPushNotificationConfigStore,
@@ -37,6 +39,7 @@ _PRUNE_EVERY = 600.0
 _PRUNE_PAUSE = 0.1
 """Between two batches, so that turns come first."""
 _AT_ONCE = 64
+_UNUSED = 10_000
 
 
 class TaskNotStored(StorageFailure):
@@ -82,10 +85,11 @@ async def _nobody(task_id: str) -> None:
     pass
 
 
-class CheckpointedStore(TaskStore):
+class CheckpointedStore(TaskStore, IDGenerator):
     """Writes to a durable store at once what peers are told, and streamed text now and then.
 
-    Reads see the newest text, and a state once it is on disk.
+    Reads see the newest text, and a state once it is on disk. It makes the ids of new tasks, too:
+    the SDK asks twice for a task that it is about to create, and no disk is needed to say no.
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class CheckpointedStore(TaskStore):
         self._checkpoint = checkpoint
         self._on_lost = on_lost
         self._live: dict[tuple[str, str], _Live] = {}
+        self._unused: dict[str, None] = {}
         self._dirty = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
 
@@ -109,11 +114,19 @@ class CheckpointedStore(TaskStore):
         await asyncio.gather(*background, return_exceptions=True)
         await self._write_texts()
 
+    def generate(self, context: IDGeneratorContext) -> str:
+        task_id = str(uuid.uuid4())
+        self._unused[task_id] = None
+        if len(self._unused) > _UNUSED:
+            del self._unused[next(iter(self._unused))]
+        return task_id
+
     async def save(self, task: Task, context: ServerCallContext) -> None:
         merge_text(task)
         key = (resolve_user_scope(context), task.id)
         live = self._live.get(key)
         if live is None:
+            self._unused.pop(task.id, None)
             # Only the user: the request's context holds its headers, the bearer token among them.
             live = self._live[key] = _Live(ServerCallContext(user=context.user), task)
         elif live.lost:
@@ -128,7 +141,7 @@ class CheckpointedStore(TaskStore):
     async def get(self, task_id: str, context: ServerCallContext) -> Task | None:
         live = self._live.get((resolve_user_scope(context), task_id))
         if live is None:
-            return await self._inner.get(task_id, context)
+            return None if task_id in self._unused else await self._inner.get(task_id, context)
         async with live.writing:
             copy = Task()
             copy.CopyFrom(live.newest)

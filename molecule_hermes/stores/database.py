@@ -78,6 +78,7 @@ class Database:
         try:
             await asyncio.to_thread(self._open)
         except BaseException:
+            self._reading.drop()
             self._unlock()
             raise
         self._writer = Worker("tasks-writer", self._write_all, self._writing.drop)
@@ -85,8 +86,8 @@ class Database:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self._reader.stop(self._patience)
         await self._writer.stop(2 * self._patience)
+        await self._reader.stop(self._patience)
         self._unlock()
 
     async def write(self, sql: str, values: Sequence[Any]) -> None:
@@ -180,6 +181,8 @@ class Database:
         try:
             with contextlib.closing(self._connect()) as connection:
                 self._prepare(connection)
+                # As long as it stands, SQLite keeps the files that a full disk could not make anew.
+                self._reading.get().execute("SELECT 1 FROM sqlite_master").fetchone()
         except sqlite3.Error as error:
             raise StartError(f"cannot use {self._path}: {error}", AWAY) from error
 
