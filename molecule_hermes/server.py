@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -33,7 +33,9 @@ from molecule_hermes.executor import HermesAgentProxyExecutor
 from molecule_hermes.guards import BodyGuard, HostGuard, LineGuard, PeerTokens, refuse_peer
 from molecule_hermes.handler import BridgeRequestHandler, StoredContextBuilder
 from molecule_hermes.health import Check, Health
+from molecule_hermes.metrics import CONTENT_TYPE, CountResponses, Metrics
 from molecule_hermes.ports import cannot_listen
+from molecule_hermes.retries import Retries
 from molecule_hermes.store import Store, open_store
 from molecule_hermes.transports.base import Transport
 
@@ -68,11 +70,13 @@ class Bridge:
         self._demo = demo
         self._warnings = list(warnings)
         self.health = Health({"hermes": transport.check, **(checks or {})})
+        self.metrics = Metrics()
         self.hasten = asyncio.Event()
         """Set to cut the drain short."""
         self.url = ""
         """Where peers reach it, as the card says."""
         self.local_url = ""
+        self._retries = Retries(settings.retry_window)
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -107,24 +111,30 @@ class Bridge:
 
     def _app(self, store: Store) -> Starlette:
         settings = self._settings
+        line = Conversations(
+            settings.max_running, settings.max_waiting, settings.max_waiting_of_peer
+        )
         self._executor = HermesAgentProxyExecutor(
             self._transport,
-            Conversations(settings.max_running, settings.max_waiting),
+            line,
             turn_timeout=settings.turn_timeout,
             approvals=settings.approvals,
             question_timeout=settings.question_timeout,
+            metrics=self.metrics,
         )
+        self._watch(line)
         features = self._transport.features
         card = build_card(settings, self.url, features, demo=self._demo, warnings=self._warnings)
         handler = BridgeRequestHandler(
             self._executor,
             store.tasks,
             card,
-            request_context_builder=StoredContextBuilder(store.tasks),
+            request_context_builder=StoredContextBuilder(store.tasks, self._retries),
         )
         self._stack.push_async_callback(handler.aclose)
         rpc_paths = _rpc_paths(self.url)
         routes: list[BaseRoute] = [*create_agent_card_routes(card), *self._probes()]
+        routes.append(Route("/metrics", self._figures))
         for path in rpc_paths:
             routes += create_jsonrpc_routes(handler, path, enable_v0_3_compat=settings.compat_v03)
         for prefix in sorted({path.rstrip("/") for path in rpc_paths}, reverse=True):
@@ -136,6 +146,7 @@ class Bridge:
     def _guards(self, rpc_paths: list[str]) -> list[Middleware]:
         settings = self._settings
         guards = [
+            Middleware(CountResponses, metrics=self.metrics),
             Middleware(
                 AuthenticationMiddleware,
                 backend=PeerTokens(settings.peer_tokens, {AGENT_CARD_WELL_KNOWN_PATH, *PROBES}),
@@ -147,7 +158,7 @@ class Bridge:
         if not settings.peer_tokens and is_loopback(settings.host):
             hosts = {"localhost", "127.0.0.1", "::1", settings.host.strip("[]")}
             hosts |= {urlsplit(self.url).hostname or ""}
-            guards.insert(0, Middleware(HostGuard, hosts=frozenset(hosts)))
+            guards.insert(1, Middleware(HostGuard, hosts=frozenset(hosts)))
         return guards
 
     def _probes(self) -> list[Route]:
@@ -169,12 +180,25 @@ class Bridge:
 
     async def _give_up(self, task_id: str) -> None:
         """Stops a turn that nobody hears any more, because its task could not be stored."""
+        self._retries.release(task_id)
         queue = EventQueueSource()
         try:
             context = RequestContext(ServerCallContext(), task_id=task_id)
             await self._executor.cancel(context, queue)
         finally:
             await queue.close(immediate=True)
+
+    async def _figures(self, request: Request) -> Response:
+        """Not among the open paths: with peer tokens it takes one."""
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE)
+
+    def _watch(self, line: Conversations) -> None:
+        executor, transport = self._executor, self._transport
+        watch = self.metrics.watch
+        watch("running_turns", "Turns that run", lambda: line.running)
+        watch("waiting_turns", "Turns that wait for their turn", lambda: line.waiting)
+        watch("open_questions", "Questions to peers without an answer", lambda: executor.questions)
+        watch("pending_replies", "Turns that wait for Hermes", lambda: transport.pending)
 
     async def _drain(self) -> None:
         self.health.draining = True

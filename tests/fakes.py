@@ -162,6 +162,10 @@ class ScriptedTransport:
         self._cancelled: dict[str, asyncio.Event] = {}
         self.deaf = False
 
+    @property
+    def pending(self) -> int:
+        return len(self.turns)
+
     async def __aenter__(self) -> ScriptedTransport:
         return self
 

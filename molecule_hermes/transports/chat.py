@@ -89,6 +89,10 @@ class ChatTransport:
     def __repr__(self) -> str:
         return f"ChatTransport({self._base_url!r})"
 
+    @property
+    def pending(self) -> int:
+        return len(self._readers)
+
     async def __aenter__(self) -> Self:
         # A new client per turn would load the TLS store each time, about 40 ms of CPU.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)

@@ -79,6 +79,10 @@ class PluginTransport:
         self._session: aiohttp.ClientSession | None = None
         self._watcher: asyncio.Task[None] | None = None
 
+    @property
+    def pending(self) -> int:
+        return len(self._replies)
+
     def __repr__(self) -> str:
         return f"PluginTransport({self._base_url!r})"
 
