@@ -13,6 +13,7 @@ from typing import Literal
 from molecule_hermes.errors import TurnFailure
 
 __all__ = [
+    "ANY_FILE",
     "Attachment",
     "Cancelled",
     "Completed",
@@ -28,6 +29,10 @@ __all__ = [
     "conversation_id",
     "is_last",
 ]
+
+
+ANY_FILE = frozenset({"*/*"})
+"""The media types of files that a transport takes: all of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Mapping,
+)
 from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
 
-from molecule_hermes.turns import Cancelled, Turn, TurnEvent
+from molecule_hermes.turns import ANY_FILE, Cancelled, Turn, TurnEvent
 
 KEY = "0123456789abcdef-test"
 
@@ -148,6 +155,8 @@ class Answered:
 
 class ScriptedTransport:
     """Yields given events; a `float` waits that long, an `asyncio.Event` until it is set."""
+
+    file_types: Collection[str] = ANY_FILE
 
     def __init__(self, *script: TurnEvent | float | asyncio.Event | Exception | Answered) -> None:
         self.script = list(script)

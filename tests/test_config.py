@@ -16,7 +16,7 @@ def test_nothing_set_is_the_design() -> None:
     assert (settings.host, settings.port) == ("127.0.0.1", 8000)
     assert settings.hermes_api_base == "http://127.0.0.1:8642/v1"
     assert (settings.turn_timeout, settings.max_running) == (600, 10)
-    assert (settings.max_body, settings.compat_v03) == (10 * 2**20, True)
+    assert (settings.max_body, settings.compat_v03) == (16 * 2**20, True)
     assert settings.ready_budget == 120
     settings.require_safe_exposure()
 

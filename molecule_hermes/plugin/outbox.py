@@ -143,10 +143,7 @@ class Outbox:
         if len(parcels) > 1 and (both := parcels[-1].merged(parcel)):
             parcels[-1] = both
             return
-        if not self._fits(parcel):
-            log.warning("dropped the file %s: too many wait", _name(parcel))
-            return
-        parcels.append(parcel)
+        parcels.append(parcel if self._fits(parcel) else _told_of(parcel))
         if len(parcels) > self._max_parcels:
             self._shrink(lane)
 
@@ -245,11 +242,15 @@ def _encoded(callback: Callback) -> bytes:
     return json.dumps(callback.to_json()).encode()
 
 
+def _told_of(parcel: Parcel) -> Parcel:
+    """In the place of a file for which there is no room, the word that there is none."""
+    body = parcel.callback.body
+    name = body.name if isinstance(body, File) else body.type
+    log.warning("dropped the file %s: too many wait", name)
+    lost = f"the file {name} was not handed over: too many files wait"
+    return replace(parcel, callback=replace(parcel.callback, content=lost, body=Notice()))
+
+
 def _size(parcel: Parcel) -> int:
     body = parcel.callback.body
     return len(body.data) if isinstance(body, File) and body.data is not None else 0
-
-
-def _name(parcel: Parcel) -> str:
-    body = parcel.callback.body
-    return body.name if isinstance(body, File) else body.type

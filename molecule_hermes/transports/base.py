@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from typing import Protocol, Self
 
 from molecule_hermes.turns import Turn, TurnEvent
@@ -16,6 +16,9 @@ class QuestionGoneError(LookupError):
 
 class Transport(Protocol):
     """A way to reach Hermes, open for the life of the bridge."""
+
+    file_types: Collection[str]
+    """The media types of files that it passes on; `turns.ANY_FILE` for all."""
 
     async def __aenter__(self) -> Self: ...
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Self
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from typing import Any, Self
 
 import httpx
 from httpx_aiohttp import AiohttpTransport
@@ -47,12 +48,15 @@ from molecule_hermes.turns import (
     is_last,
 )
 
-__all__ = ["MAX_TEXT", "ChatTransport"]
+__all__ = ["MAX_BODY", "MAX_TEXT", "ChatTransport"]
 
 logger = logging.getLogger(__name__)
 
 MAX_TEXT = 65_536
 """Hermes cuts a longer text without a word (gateway/platforms/api_server.py:126)."""
+
+MAX_BODY = 10_000_000
+"""Bytes of a request that Hermes takes (api_server.py:124)."""
 
 MAX_REPLY = 8 * 2**20
 """A reply beyond this is a runaway; it would be copied into every update of the task."""
@@ -65,6 +69,9 @@ _LAST_RETRY = 10.0
 
 class ChatTransport:
     """One pooled client for the life of the process; one request per turn."""
+
+    # Every vision model takes these; Hermes passes them on as they are.
+    file_types: Collection[str] = frozenset({"image/gif", "image/jpeg", "image/png", "image/webp"})
 
     def __init__(
         self,
@@ -159,10 +166,11 @@ class ChatTransport:
             raise TooLarge(
                 f"the message has {len(turn.text):,} characters; Hermes takes {MAX_TEXT:,}"
             )
+        body = self._body(turn)
         wait = _FIRST_RETRY
         while True:
             try:
-                return await self._attempt(turn, mailbox)
+                return await self._attempt(turn, body, mailbox)
             except (Busy, Draining) as failure:
                 # Refused before anything ran, so trying again cannot run the turn twice. The
                 # executor bounds the whole by the turn's time.
@@ -170,17 +178,33 @@ class ChatTransport:
                 await asyncio.sleep(wait)
                 wait = min(wait * 2, _LAST_RETRY)
 
-    async def _attempt(self, turn: Turn, mailbox: asyncio.Queue[TurnEvent]) -> Completed:
-        messages = [{"role": "user", "content": turn.text}]
+    def _body(self, turn: Turn) -> bytes:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": _content(turn)}]
         if self._system_prompt:
             messages.insert(0, {"role": "system", "content": self._system_prompt})
+        request = {"model": self._model, "stream": True, "messages": messages}
+        body = json.dumps(request, ensure_ascii=False).encode()
+        if len(body) > MAX_BODY:
+            raise TooLarge(
+                f"the message takes {len(body):,} bytes with its images; Hermes takes "
+                f"{MAX_BODY:,} over chat completions",
+                hint="send smaller or fewer images at once",
+            )
+        return body
+
+    async def _attempt(
+        self, turn: Turn, body: bytes, mailbox: asyncio.Queue[TurnEvent]
+    ) -> Completed:
         reply = _Reply(mailbox)
         try:
             async with self._open_client().stream(
                 "POST",
                 f"{self._base_url}/chat/completions",
-                json={"model": self._model, "stream": True, "messages": messages},
-                headers={"X-Hermes-Session-Id": turn.conversation},
+                content=body,
+                headers={
+                    "Content-Type": "application/json",
+                    "X-Hermes-Session-Id": turn.conversation,
+                },
             ) as response:
                 if response.status_code != 200:
                     raise _refusal(response.status_code, await _error_text(response))
@@ -265,6 +289,18 @@ class _Reply:
         if not text.strip():
             raise EmptyReply()
         return Completed(text, finish.usage)
+
+
+def _content(turn: Turn) -> str | list[dict[str, Any]]:
+    """The text, with images as parts beside it."""
+    if not turn.attachments:
+        return turn.text
+    parts: list[dict[str, Any]] = [{"type": "text", "text": turn.text}] if turn.text else []
+    for image in turn.attachments:
+        data = base64.b64encode(image.data).decode()
+        url = f"data:{image.media_type};base64,{data}"
+        parts.append({"type": "image_url", "image_url": {"url": url}})
+    return parts
 
 
 _REFUSALS: Mapping[int, Callable[[], TurnFailure]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from typing import Any, Self
 
 import aiohttp
@@ -23,7 +23,15 @@ from molecule_hermes.errors import (
 from molecule_hermes.replies import Replies, Reply
 from molecule_hermes.reply_server import ReplyServer
 from molecule_hermes.transports.base import QuestionGoneError
-from molecule_hermes.turns import Cancelled, Failed, Notice, Turn, TurnEvent, is_last
+from molecule_hermes.turns import (
+    ANY_FILE,
+    Cancelled,
+    Failed,
+    Notice,
+    Turn,
+    TurnEvent,
+    is_last,
+)
 from molecule_hermes.wire import (
     ANSWER_PATH,
     CANCEL_PATH,
@@ -55,6 +63,8 @@ _FROZEN = 10
 
 class PluginTransport:
     """One kept-alive client and one reply server for the life of the process."""
+
+    file_types: Collection[str] = ANY_FILE
 
     def __init__(
         self,
