@@ -247,12 +247,15 @@ async def running_hermes(
 
 @contextmanager
 def calling_model() -> Iterator[None]:
-    """The demo model also takes `demo:call=TOOL {JSON}`: the agent calls that tool."""
+    """The demo model also takes `demo:call=TOOL {JSON}`, which has the agent call that tool, and
+    `demo:say TEXT`, which has it answer just that."""
     plain = model._answer
 
     def answer(
         messages: list[dict[str, Any]], last_user: str, directives: Mapping[str, tuple[str, str]]
     ) -> Any:
+        if "say" in directives:
+            return model._Answer(directives["say"][1])
         if "call" not in directives or messages[-1].get("role") == "tool":
             return plain(messages, last_user, directives)
         tool, arguments = directives["call"]
