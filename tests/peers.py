@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
 from a2a.helpers import get_data_parts, get_text_parts
-from a2a.types import SendMessageRequest, StreamResponse, Task, TaskState
+from a2a.types import Part, SendMessageRequest, StreamResponse, Task, TaskState
 
+from molecule_hermes.artifacts import REPLY
 from molecule_hermes.client import message
 
 
@@ -87,11 +88,19 @@ class Turn:
         for event in self.events:
             if event.HasField("artifact_update"):
                 update = event.artifact_update
+                if update.artifact.artifact_id != REPLY:
+                    continue
                 piece = "".join(get_text_parts(update.artifact.parts))
                 text = text + piece if update.append else piece
             elif event.HasField("task") and event.task.artifacts:
                 text = reply_text(event.task)
         return text
+
+    @property
+    def files(self) -> list[Part]:
+        """The files that came as artifacts of their own."""
+        updates = (e.artifact_update for e in self.events if e.HasField("artifact_update"))
+        return [u.artifact.parts[0] for u in updates if u.artifact.artifact_id != REPLY]
 
     @property
     def updates(self) -> int:
@@ -133,8 +142,9 @@ def _status(event: StreamResponse) -> Any:
 
 
 def reply_text(task: Task) -> str:
-    assert all(len(a.parts) == 1 for a in task.artifacts), "streamed text is joined to one part"
-    return "".join(get_text_parts(task.artifacts[0].parts)) if task.artifacts else ""
+    replies = [artifact for artifact in task.artifacts if artifact.artifact_id == REPLY]
+    assert all(len(a.parts) == 1 for a in replies), "streamed text is joined to one part"
+    return "".join(get_text_parts(replies[0].parts)) if replies else ""
 
 
 def state(task: Task) -> str:

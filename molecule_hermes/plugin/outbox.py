@@ -7,6 +7,7 @@ order. A bridge that is down or slow holds up its own lanes only, and never Herm
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 from collections import deque
@@ -218,7 +219,9 @@ class Outbox:
             return False
         headers = {"Content-Type": "application/json"}
         try:
-            async with self._session.post(url, data=data, headers=headers) as response:
+            # As a file it is written in pieces, and a large one does not hold Hermes up.
+            body = io.BytesIO(data)
+            async with self._session.post(url, data=body, headers=headers) as response:
                 await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             log.debug("callback to %s failed: %s", url, error)

@@ -7,7 +7,8 @@ import base64
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping
 from typing import Any, Self
 
 import httpx
@@ -61,6 +62,8 @@ MAX_BODY = 10_000_000
 MAX_REPLY = 8 * 2**20
 """A reply beyond this is a runaway; it would be copied into every update of the task."""
 
+# How an agent names a file to hand over; where Hermes streams, it leaves that in the text.
+_FILE_NAMED = re.compile(r"^[ \t]*MEDIA:[ \t]*\S", re.M)
 # Hermes sends a keep-alive every 30 s (measured), so a stream silent for three of them is dead.
 _SILENCE = 100.0
 _FIRST_RETRY = 0.5
@@ -200,8 +203,9 @@ class ChatTransport:
             async with self._open_client().stream(
                 "POST",
                 f"{self._base_url}/chat/completions",
-                content=body,
+                content=_pieces(body),
                 headers={
+                    "Content-Length": str(len(body)),
                     "Content-Type": "application/json",
                     "X-Hermes-Session-Id": turn.conversation,
                 },
@@ -288,6 +292,8 @@ class _Reply:
             self._mailbox.put_nowait(Notice("the reply was cut at the model's output limit"))
         if not text.strip():
             raise EmptyReply()
+        if _FILE_NAMED.search(text):
+            self._mailbox.put_nowait(Notice("files cannot be handed over by chat completions"))
         return Completed(text, finish.usage)
 
 
@@ -301,6 +307,12 @@ def _content(turn: Turn) -> str | list[dict[str, Any]]:
         url = f"data:{image.media_type};base64,{data}"
         parts.append({"type": "image_url", "image_url": {"url": url}})
     return parts
+
+
+async def _pieces(body: bytes, size: int = 2**16) -> AsyncIterator[bytes]:
+    """A body with images in it, written in one go, would hold up the event loop."""
+    for start in range(0, len(body), size):
+        yield body[start : start + size]
 
 
 _REFUSALS: Mapping[int, Callable[[], TurnFailure]] = {

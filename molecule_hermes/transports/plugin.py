@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
+import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from typing import Any, Self
@@ -269,7 +271,10 @@ class PluginTransport:
         self, path: str, message: Inbound | Cancel | Answer
     ) -> tuple[int, dict[str, Any]]:
         url = self._base_url + path
-        async with self._open_session().post(url, json=message.to_json()) as response:
+        # As a file it is written in pieces: with attachments it may have many megabytes.
+        written = io.BytesIO(json.dumps(message.to_json()).encode())
+        headers = {"Content-Type": "application/json"}
+        async with self._open_session().post(url, data=written, headers=headers) as response:
             try:
                 body = await response.json()
             except ValueError:
