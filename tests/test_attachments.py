@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 from a2a.compat.v0_3.conversions import to_compat_message
 from a2a.helpers import get_data_parts, new_data_part
-from a2a.types import GetTaskRequest, Message, Part
+from a2a.types import CancelTaskRequest, GetTaskRequest, Message, Part
 from aiohttp import web
 from google.protobuf import struct_pb2
 from hypothesis import HealthCheck, given, settings
@@ -35,7 +35,7 @@ from molecule_hermes.wire import MAX_BODY_BYTES, MAX_FILE_BYTES, Inbound
 from molecule_hermes.wire import Attachment as WireAttachment
 from tests.conftest import StartBridge
 from tests.fakes import ScriptedTransport
-from tests.peers import peer, send
+from tests.peers import peer, send, state
 from tests.test_addresses import Resolver, local_server
 from tests.test_media_types import JPEG, PDF, PNG
 
@@ -253,7 +253,7 @@ async def test_a_redirect_to_a_private_address_is_not_followed() -> None:
     assert called == []
 
 
-async def test_a_name_that_changes_its_answer_on_a_redirect_is_refused() -> None:
+async def test_a_redirect_to_a_name_of_a_private_address_is_not_followed() -> None:
     async with local_server() as (port, called):
         addresses = PublicOnly(["127.0.0.1"], Resolver("127.0.0.1"))
         async with serving(a=leading_to(f"http://example.com:{port}/")) as at:
@@ -395,6 +395,32 @@ async def test_settings_bound_the_files_of_a_bridge(bridge: StartBridge) -> None
         async with bridge(transport, FILE_HOSTS=at[7:]) as b, peer(b.url) as client:
             assert (await send(client, request)).states[-1] == "COMPLETED"
     assert transport.turns[0].attachments[0].data == PNG
+
+
+async def test_a_task_can_be_cancelled_while_its_files_are_fetched(bridge: StartBridge) -> None:
+    asked = asyncio.Event()
+
+    async def silent(request: web.Request) -> web.Response:
+        asked.set()
+        await asyncio.sleep(60)
+        return web.Response()
+
+    request = message("look")
+    transport = ScriptedTransport(Completed("never"))
+    async with (
+        asyncio.timeout(20),
+        serving(a=silent) as at,
+        bridge(transport, FILE_HOSTS="127.0.0.1") as b,
+        peer(b.url) as client,
+    ):
+        request.message.parts.append(Part(url=f"{at}/a"))
+        stream = client.send_message(request)
+        first = await anext(stream)
+        await asked.wait()
+        ended = await client.cancel_task(CancelTaskRequest(id=first.task.id))
+        await stream.aclose()
+    assert state(ended) == "CANCELED"
+    assert transport.turns == []
 
 
 def test_inlining_nothing_changes_nothing() -> None:

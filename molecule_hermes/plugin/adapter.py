@@ -340,7 +340,9 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
             known = self._desk.push(chat_id, text, file)
             return _sent() if known else _not_sent("no peer of this chat is known")
         turn.has_files = True
-        self._desk.emit(turn, turn.callback(file, text))
+        # Hermes hands over every file that an answer mentions, also those the peer just sent.
+        if all(file.data != item.data for item in turn.inbound.attachments):
+            self._desk.emit(turn, turn.callback(file, text))
         return _sent()
 
     async def send_typing(self, chat_id: str, metadata: Any = None) -> None:

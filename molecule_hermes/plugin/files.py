@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import mimetypes
+import re
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 
 _PREFIX = "a2a"
 """Not Hermes's own `doc`: what a crash left of ours can be told from other platforms' files."""
+
+_SAVED = re.compile(rf"^{_PREFIX}_[0-9a-f]{{12}}_")
 
 # Below Hermes's home, in its old and its new layout (base.py:983).
 _MEDIA = (
@@ -67,7 +70,7 @@ def remove(paths: Iterable[Path]) -> None:
 def read_file(path: str, *, cwd: Path, home: Path, limit: int, name: str = "") -> File:
     """A file the agent made, if it lies where the agent makes files and is not too large."""
     resolved = Path(path).resolve()
-    shown = safe_name(name or resolved.name)
+    shown = safe_name(name or _SAVED.sub("", resolved.name))
     if not resolved.is_file() or not _made_by_agent(resolved, cwd.resolve(), home.resolve()):
         raise FileRefusedError(f"the file {shown} is not available")
     limit = min(limit, MAX_FILE_BYTES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,11 @@ from gateway.config import Platform
 from molecule_hermes.plugin import adapter as module
 from molecule_hermes.plugin.adapter import MoleculeAdapter
 from molecule_hermes.plugin.desk import Desk
+from molecule_hermes.plugin.files import save
 from molecule_hermes.plugin.hooks import Hooks
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Parcel
-from molecule_hermes.wire import Callback, File, Inbound, Notice
+from molecule_hermes.wire import Attachment, Callback, File, Inbound, Notice
 
 
 class Sent:
@@ -73,6 +75,19 @@ async def test_a_local_file_becomes_a_file_with_its_bytes(
     (callback,) = sent.callbacks
     assert (callback.reply_to, callback.content) == ("m", "see")
     assert callback.body == File(name, media_type, b"\x00\xff")
+
+
+async def test_the_peers_own_file_comes_back_only_when_it_changed(
+    adapter: Any, sent: Sent, work: Path
+) -> None:
+    turn = adapter._desk.find("m")
+    turn.inbound = replace(turn.inbound, attachments=(Attachment("a.png", "image/png", b"old"),))
+    path = save(turn.inbound.attachments[0], work, turn.files)
+    assert (await adapter.send_image_file("c", str(path))).success
+    assert sent.callbacks == []
+    path.write_bytes(b"new")
+    await adapter.send_image_file("c", str(path))
+    assert [c.body for c in sent.callbacks] == [File("a.png", "image/png", b"new")]
 
 
 @pytest.mark.parametrize("method", ["send_image", "send_animation"])
