@@ -11,7 +11,7 @@ import contextlib
 import json
 import mimetypes
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from a2a.types import Message, Part
@@ -20,12 +20,14 @@ from google.protobuf import json_format
 from molecule_hermes.addresses import PublicOnly
 from molecule_hermes.downloads import Download, DownloadError, OversizeError, fetch
 from molecule_hermes.errors import BadRequest, TooLarge
+from molecule_hermes.features import Feature
 from molecule_hermes.media_types import MismatchError, decoded, is_text_type, media_type_of
 from molecule_hermes.names import safe_name
-from molecule_hermes.turns import ANY_FILE, Attachment
+from molecule_hermes.turns import Attachment
 from molecule_hermes.wire import MAX_ATTACHMENTS, MAX_FILE_BYTES
 
 __all__ = [
+    "IMAGE_TYPES",
     "MAX_INLINE_BYTES",
     "MAX_TOTAL_BYTES",
     "NOTHING_TO_DO",
@@ -36,6 +38,8 @@ __all__ = [
 
 NOTHING_TO_DO = "empty prompt — nothing to do"
 
+IMAGE_TYPES = frozenset({"image/gif", "image/jpeg", "image/png", "image/webp"})
+"""Images that every model with vision takes, as they are."""
 MAX_INLINE_BYTES = 128 * 1024
 """A longer text document is a file."""
 MAX_TOTAL_BYTES = 20 * 2**20
@@ -48,18 +52,18 @@ _JSON = "application/json"
 
 
 class Attachments:
-    """Reads messages for a transport that takes files of the given media types."""
+    """Reads messages for a transport with the given features."""
 
     def __init__(
         self,
-        file_types: Collection[str] = ANY_FILE,
+        features: frozenset[Feature] = frozenset(Feature),
         *,
         addresses: PublicOnly | None = None,
         max_files: int = MAX_ATTACHMENTS,
         max_file: int = MAX_FILE_BYTES,
         fetch_timeout: float = 60.0,
     ) -> None:
-        self._file_types = file_types
+        self._features = features
         self._addresses = addresses or PublicOnly()
         self._max_files = max_files
         self._max_file = max_file
@@ -98,13 +102,13 @@ class Attachments:
         return files
 
     def _require_taken(self, label: str, file: Attachment) -> None:
-        taken = self._file_types
-        if _is_document(file) or taken is ANY_FILE or file.media_type in taken:
+        image = file.media_type in IMAGE_TYPES and Feature.IMAGES_IN in self._features
+        if image or _is_document(file) or Feature.FILES_IN in self._features:
             return
         raise BadRequest(
             f"{label} is {file.media_type}, which this agent does not take as a file",
             hint=f"it takes text documents up to {MAX_INLINE_BYTES:,} bytes, data parts and "
-            + ", ".join(sorted(taken)),
+            + ", ".join(sorted(IMAGE_TYPES)),
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from a2a.types import (
     AgentCapabilities,
@@ -17,35 +17,44 @@ from a2a.types import (
 
 from molecule_hermes import __version__
 from molecule_hermes.config import Settings
+from molecule_hermes.features import Feature
 
 __all__ = ["build_card"]
 
-_SKILLS = (
-    AgentSkill(
-        id="converse",
-        name="Converse",
-        description=(
-            "Answers questions and works on tasks. Messages with the same contextId are one "
-            "conversation, which the agent remembers across tasks and restarts."
-        ),
-        tags=["chat", "assistant", "memory"],
-        examples=["Summarise what we agreed on so far.", "Draft a reply to this text: …"],
+_CONVERSE = AgentSkill(
+    id="converse",
+    name="Converse",
+    description=(
+        "Answers questions and works on tasks. Messages with the same contextId are one "
+        "conversation, which the agent remembers across tasks and restarts."
     ),
-    AgentSkill(
-        id="act",
-        name="Act with tools",
-        description=(
-            "Uses the tools and skills that its operator enabled in Hermes, such as running "
-            "commands, files and the web, and reports each tool as it runs."
-        ),
-        tags=["tools", "automation"],
-        examples=["Run the test suite in this folder and tell me what fails."],
-    ),
+    tags=["chat", "assistant", "memory"],
+    examples=["Summarise what we agreed on so far.", "Draft a reply to this text: …"],
 )
+_ACT = (
+    "Uses the tools and skills that its operator enabled in Hermes, such as running commands, "
+    "files and the web, and reports each tool as it runs."
+)
+_ASKS = " A dangerous command waits for the caller's approval (input-required)."
+_INPUT = {
+    Feature.TEXT: ("text/plain",),
+    Feature.DOCUMENTS_IN: ("application/json",),
+    Feature.IMAGES_IN: ("image/png", "image/jpeg", "image/gif", "image/webp"),
+    Feature.FILES_IN: ("application/octet-stream",),
+}
+_OUTPUT = {
+    Feature.TEXT: ("text/plain",),
+    Feature.FILES_OUT: ("image/png", "application/octet-stream"),
+}
 
 
 def build_card(
-    settings: Settings, url: str, *, demo: bool = False, warnings: Sequence[str] = ()
+    settings: Settings,
+    url: str,
+    features: frozenset[Feature],
+    *,
+    demo: bool = False,
+    warnings: Sequence[str] = (),
 ) -> AgentCard:
     remarks = ["It answers with the built-in demo model, not a real one."] if demo else []
     remarks += [f"Warning: {warning}" for warning in warnings]
@@ -56,15 +65,29 @@ def build_card(
         version=__version__,
         supported_interfaces=_interfaces(url, settings.compat_v03),
         capabilities=AgentCapabilities(streaming=True, push_notifications=False),
-        default_input_modes=["text/plain"],
-        default_output_modes=["text/plain"],
-        skills=_SKILLS,
+        default_input_modes=_modes(_INPUT, features),
+        default_output_modes=_modes(_OUTPUT, features),
+        skills=[_CONVERSE, _act(settings.approvals == "ask" and Feature.APPROVALS in features)],
     )
     if settings.peer_tokens:
         scheme = HTTPAuthSecurityScheme(scheme="bearer", description="A token from the operator")
         card.security_schemes["bearer"].CopyFrom(SecurityScheme(http_auth_security_scheme=scheme))
         card.security_requirements.append(SecurityRequirement(schemes={"bearer": StringList()}))
     return card
+
+
+def _act(asks: bool) -> AgentSkill:
+    return AgentSkill(
+        id="act",
+        name="Act with tools",
+        description=_ACT + _ASKS if asks else _ACT,
+        tags=["tools", "automation"],
+        examples=["Run the test suite in this folder and tell me what fails."],
+    )
+
+
+def _modes(modes: Mapping[Feature, tuple[str, ...]], features: frozenset[Feature]) -> list[str]:
+    return [mode for feature, those in modes.items() if feature in features for mode in those]
 
 
 def _interfaces(url: str, compat_v03: bool) -> list[AgentInterface]:

@@ -134,7 +134,16 @@ class Settings(BaseModel):
     )
     max_running: Count = _own("MAX_RUNNING", 10, "turns at once, 1 or more")
     max_waiting: Annotated[int, Field(ge=0, le=100_000)] = _own(
-        "MAX_WAITING", 100, "turns that may wait, 0 or more; then peers are told `busy`"
+        "MAX_WAITING", 200, "turns that may wait, 0 or more; then peers are told `busy`"
+    )
+    max_waiting_of_peer: Annotated[int, Field(ge=0, le=100_000)] = _own(
+        "MAX_WAITING_OF_PEER", 100, "turns of one peer that may wait, 0 or more"
+    )
+    retry_window: Annotated[float, Field(ge=0, le=7 * 86_400)] = _own(
+        "RETRY_WINDOW",
+        3600,
+        "seconds in which a message that is sent again gets its task instead of a second turn; 0: "
+        "never",
     )
     max_body: Annotated[int, Field(ge=1024, le=2**31)] = _own(
         "MAX_BODY", 16 * 2**20, "bytes of a request's body, 1024 or more"

@@ -1,11 +1,13 @@
-"""One turn at a time per conversation, in order of arrival; bounds on running and waiting.
+"""One turn at a time per conversation, in order of arrival; peers take turns; bounds on all.
 
-No I/O and no clock: `enter` puts a turn in line, `Slot.started` tells when it may run.
+No I/O and no clock: `enter` puts a turn in line, `Slot.started` tells when it may run. When a place
+becomes free, the peer that waited longest for one gets it, however many turns another has in line.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter, OrderedDict, deque
 from typing import Self
 
 from molecule_hermes.errors import Busy, Draining, TurnFailure
@@ -16,9 +18,10 @@ __all__ = ["Conversations", "Slot"]
 class Slot:
     """A turn's place in line. Leave it with `async with`, whatever happens."""
 
-    def __init__(self, line: Conversations, conversation: str) -> None:
+    def __init__(self, line: Conversations, conversation: str, peer: str) -> None:
         self._line = line
         self.conversation = conversation
+        self.peer = peer
         self._turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     @property
@@ -51,11 +54,18 @@ class Slot:
 
 
 class Conversations:
-    def __init__(self, max_running: int = 10, max_waiting: int = 100) -> None:
+    def __init__(
+        self, max_running: int = 10, max_waiting: int = 200, max_waiting_of_peer: int = 100
+    ) -> None:
         self._max_running = max_running
         self._max_waiting = max_waiting
+        self._max_waiting_of_peer = max_waiting_of_peer
         self._running: dict[str, Slot] = {}
-        self._waiting: list[Slot] = []
+        self._lines: dict[str, deque[Slot]] = {}
+        """Who waits, by conversation."""
+        self._ready: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
+        """Conversations with somebody in line and nobody running, by peer, in turn."""
+        self._waiting_of: Counter[str] = Counter()
         self._closed: TurnFailure | None = None
 
     @property
@@ -64,43 +74,79 @@ class Conversations:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return self._waiting_of.total()
 
-    def enter(self, conversation: str) -> Slot:
+    def enter(self, conversation: str, peer: str = "") -> Slot:
         """Puts a turn in line; raises `Busy` when the line is full, `Draining` when closed."""
         if self._closed is not None:
             raise self._closed
-        slot = Slot(self, conversation)
-        self._waiting.append(slot)
-        self._start_those_who_may()
-        if not slot.started and len(self._waiting) > self._max_waiting:
-            self._waiting.remove(slot)
-            raise Busy(
-                f"{self.running} turns run and {self.waiting} wait already",
-                hint="try again in a few seconds",
-            )
+        slot = Slot(self, conversation, peer)
+        if conversation not in self._running and len(self._running) < self._max_running:
+            self._start(slot)
+        else:
+            self._refuse_if_full(peer)
+            self._wait(slot)
         return slot
 
     def close(self, failure: TurnFailure | None = None) -> None:
         """Lets nobody in any more and answers everyone who waits; the running ones go on."""
         self._closed = failure or Draining()
-        waiting, self._waiting = self._waiting, []
+        waiting = [slot for line in self._lines.values() for slot in line]
+        self._lines.clear()
+        self._ready.clear()
+        self._waiting_of.clear()
         for slot in waiting:
             slot._refuse(self._closed)
+
+    def _refuse_if_full(self, peer: str) -> None:
+        if self.waiting >= self._max_waiting:
+            what = f"{self.running} turns run and {self.waiting} wait already"
+        elif self._waiting_of[peer] >= self._max_waiting_of_peer:
+            what = f"{self._waiting_of[peer]} of your turns wait already"
+        else:
+            return
+        raise Busy(what, hint="try again in 5 seconds")
+
+    def _start(self, slot: Slot) -> None:
+        self._running[slot.conversation] = slot
+        slot._start()
+
+    def _wait(self, slot: Slot) -> None:
+        self._lines.setdefault(slot.conversation, deque()).append(slot)
+        self._waiting_of[slot.peer] += 1
+        if slot.conversation not in self._running:
+            self._ready.setdefault(slot.peer, OrderedDict())[slot.conversation] = None
 
     def _leave(self, slot: Slot) -> None:
         if self._running.get(slot.conversation) is slot:
             del self._running[slot.conversation]
-        elif slot in self._waiting:
-            self._waiting.remove(slot)
+            if slot.conversation in self._lines:
+                self._ready.setdefault(slot.peer, OrderedDict())[slot.conversation] = None
+        elif slot in self._lines.get(slot.conversation, ()):
+            self._take_out(slot)
         self._start_those_who_may()
 
+    def _take_out(self, slot: Slot) -> None:
+        line = self._lines[slot.conversation]
+        line.remove(slot)
+        self._waiting_of[slot.peer] -= 1
+        if not line:
+            del self._lines[slot.conversation]
+            self._not_ready(slot)
+
+    def _not_ready(self, slot: Slot) -> None:
+        ready = self._ready.get(slot.peer)
+        if ready is not None:
+            ready.pop(slot.conversation, None)
+            if not ready:
+                del self._ready[slot.peer]
+
     def _start_those_who_may(self) -> None:
-        still_waiting = []
-        for slot in self._waiting:
-            if len(self._running) < self._max_running and slot.conversation not in self._running:
-                self._running[slot.conversation] = slot
-                slot._start()
-            else:
-                still_waiting.append(slot)
-        self._waiting = still_waiting
+        while self._ready and len(self._running) < self._max_running:
+            peer, ready = next(iter(self._ready.items()))
+            slot = self._lines[next(iter(ready))][0]
+            self._not_ready(slot)
+            self._take_out(slot)
+            self._start(slot)
+            if peer in self._ready:
+                self._ready.move_to_end(peer)

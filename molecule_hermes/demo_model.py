@@ -8,7 +8,11 @@ told, and obeys directives in the last user message (`docs/demo-model.md` lists 
     demo:run COMMAND      call Hermes's terminal tool (the rest of the line), then report
     demo:read             print the first file that came with the message, with that tool
     demo:file=NAME TEXT   write a file with that tool (base64:… for bytes) and hand it over
-    demo:fail=CAUSE       fail as a provider would: 401, 404, 429, 500, quota, context
+    demo:say TEXT         answer just that
+    demo:ask[=A|B] TEXT   ask that question through Hermes's clarify tool, then report the answer
+    demo:call=TOOL {JSON} call any tool of Hermes with these arguments, then report
+    demo:fail=CAUSE       fail as a provider would: 401, 404, 429, 500, quota, context, page
+    demo:clock            answer with the time at which the first word is written
     demo:empty            answer nothing
     demo:silent           answer "[SILENT]"
     demo:hang             never answer
@@ -44,11 +48,12 @@ _PLACE = re.compile(r"(?:saved|attached) at: (/.+?)(?:\. Its |\])")
 _FILE_NOTE = re.compile(r"\[The user sent [^\]]*?'([^'\]]*)'[^\]]*\]")
 _IMAGE_NOTE = re.compile(r"\s*\[Image attached at: [^\]]*\]")
 _FAILURES: Mapping[str, tuple[int, str, str]] = {
-    "401": (401, "invalid_api_key", "Incorrect API key provided."),
+    "401": (401, "invalid_api_key", "Incorrect API key provided: sk-demo0123456789abcdef."),
     "404": (404, "model_not_found", "The model `molecule-demo` does not exist."),
     "429": (429, "rate_limit_exceeded", "Rate limit reached, please slow down."),
     "500": (500, "server_error", "The server had an error while processing your request."),
     "quota": (429, "insufficient_quota", "You exceeded your current quota, check your billing."),
+    "page": (502, "bad_gateway", "<html><body><h1>502 Bad Gateway</h1>proxy</body></html>"),
     "context": (400, "context_length_exceeded", "The prompt exceeds the context window."),
 }
 
@@ -108,20 +113,36 @@ def _answer(
     messages: list[dict[str, Any]], last_user: str, directives: Mapping[str, tuple[str, str]]
 ) -> _Answer:
     pause = _number(directives["slow"][0], 0.15) if "slow" in directives else 0.0
-    if "empty" in directives:
-        return _Answer()
-    if "silent" in directives:
-        return _Answer("[SILENT]")
+    said = directives.get("say", ("", ""))[1]
+    fixed = {"empty": "", "silent": "[SILENT]", "say": said, "clock": f"{time.time():.6f} seconds"}
+    if name := next((name for name in fixed if name in directives), ""):
+        return _Answer(fixed[name], pause=pause)
     if messages[-1].get("role") == "tool":
         told = _text(messages[-1])
         text = _handing_over(told) if "file" in directives else f"The tool answered: {told[:2000]}"
         return _Answer(text, pause=pause)
-    if command := _command(last_user, directives):
-        return _Answer("I will run that now.", tool=("terminal", {"command": command}), pause=pause)
+    if tool := _tool(last_user, directives):
+        return _Answer("I will run that now.", tool=tool, pause=pause)
     if "words" in directives:
         count = int(_number(directives["words"][0], 100))
         return _Answer(" ".join(f"word{i}" for i in range(min(count, 100_000))), pause=pause)
     return _Answer(_echo(messages, last_user), pause=pause, broken="break" in directives)
+
+
+def _tool(
+    last_user: str, directives: Mapping[str, tuple[str, str]]
+) -> tuple[str, dict[str, Any]] | None:
+    if command := _command(last_user, directives):
+        return "terminal", {"command": command}
+    if "ask" in directives:
+        choices, question = directives["ask"]
+        asked = {"question": question or "Which one?"}
+        return "clarify", asked | ({"choices": choices.split("|")} if choices else {})
+    if "call" in directives:
+        name, arguments = directives["call"]
+        with contextlib.suppress(ValueError):
+            return name, dict(json.loads(arguments or "{}"))
+    return None
 
 
 def _command(last_user: str, directives: Mapping[str, tuple[str, str]]) -> str:
@@ -204,6 +225,8 @@ def _number(text: str, default: float) -> float:
 
 
 def _error(status: int, code: str, message: str) -> web.Response:
+    if message.startswith("<"):
+        return web.Response(text=message, status=status, content_type="text/html")
     return web.json_response(
         {"error": {"message": message, "type": code, "code": code}}, status=status
     )

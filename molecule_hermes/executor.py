@@ -40,6 +40,7 @@ from molecule_hermes.errors import (
     TurnFailure,
     TurnTimeout,
 )
+from molecule_hermes.metrics import Metrics
 from molecule_hermes.questions import ASKED, NotAnAnswerError, read_answer, refusal
 from molecule_hermes.transports.base import QuestionGoneError, Transport
 from molecule_hermes.turns import (
@@ -121,15 +122,22 @@ class HermesAgentProxyExecutor(AgentExecutor):
         cancel_timeout: float = 10.0,
         approvals: Literal["ask", "deny"] = "ask",
         question_timeout: float = 300.0,
+        metrics: Metrics | None = None,
     ) -> None:
         self._transport = transport
         self._conversations = conversations or Conversations()
-        self._attachments = attachments or Attachments(transport.file_types)
+        self._attachments = attachments or Attachments(transport.features)
         self._turn_timeout = turn_timeout
         self._cancel_timeout = cancel_timeout
         self._approvals = approvals
         self._question_timeout = question_timeout
+        self._metrics = metrics or Metrics()
         self._runs: dict[str, _Run] = {}
+
+    @property
+    def questions(self) -> int:
+        """Questions that wait for a peer's answer."""
+        return sum(run.question is not None for run in self._runs.values())
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         run = self._runs.get(context.task_id or "")
@@ -231,7 +239,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
             return Failed(InternalFailure())
 
     async def _in_line(self, run: _Run) -> TurnEvent:
-        async with self._conversations.enter(run.turn.conversation) as run.slot:
+        async with self._conversations.enter(run.turn.conversation, run.turn.peer) as run.slot:
             if not run.slot.started:
                 await updates.working(run.updater, "waiting for its turn", {"waiting": True})
             if not await run.slot.wait():
@@ -296,7 +304,14 @@ class HermesAgentProxyExecutor(AgentExecutor):
                 message = updates.explain(run.updater, last.failure)
             case _:
                 await run.reply.keep()
-        await run.updater.update_status(state, message, metadata=_figures(run, last))
+        figures = _figures(run, last)
+        await run.updater.update_status(state, message, metadata=figures)
+        self._metrics.turn_ended(
+            TaskState.Name(state).removeprefix("TASK_STATE_").lower(),
+            last.failure.kind if isinstance(last, Failed) else "",
+            figures["duration_seconds"],
+            figures.get("first_text_seconds"),
+        )
 
     # Questions.
 

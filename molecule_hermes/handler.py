@@ -7,6 +7,8 @@ the peer with its text.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import uuid
 from collections.abc import AsyncGenerator, Iterator
@@ -16,6 +18,7 @@ from typing import Any
 from a2a.server.agent_execution import RequestContext, SimpleRequestContextBuilder
 from a2a.server.context import ServerCallContext
 from a2a.server.events import Event
+from a2a.server.owner_resolver import resolve_user_scope
 from a2a.server.request_handlers import DefaultRequestHandler
 from a2a.server.tasks import TaskStore
 from a2a.types import (
@@ -28,15 +31,19 @@ from a2a.types import (
     SubscribeToTaskRequest,
     Task,
     TaskState,
+    TaskStatusUpdateEvent,
 )
 from a2a.utils.errors import (
     A2AError,
     InternalError,
     InvalidParamsError,
+    TaskNotFoundError,
     UnsupportedOperationError,
 )
+from a2a.utils.task import apply_history_length
 
 from molecule_hermes.questions import ASKED, asked_in
+from molecule_hermes.retries import Retries, SentBeforeError
 
 __all__ = ["MAX_ID", "BridgeRequestHandler", "StoredContextBuilder"]
 
@@ -48,11 +55,15 @@ _WORKING = (TaskState.TASK_STATE_SUBMITTED, TaskState.TASK_STATE_WORKING)
 
 
 class StoredContextBuilder(SimpleRequestContextBuilder):
-    """Takes the context of the stored task, and refuses a message while that task works."""
+    """Takes the context of the stored task, and refuses a message while that task works.
 
-    def __init__(self, store: TaskStore) -> None:
+    A message that was sent before raises `SentBeforeError`.
+    """
+
+    def __init__(self, store: TaskStore, retries: Retries | None = None) -> None:
         super().__init__()
         self._store = store
+        self._retries = Retries(0.0) if retries is None else retries
 
     async def build(
         self,
@@ -64,7 +75,10 @@ class StoredContextBuilder(SimpleRequestContextBuilder):
     ) -> RequestContext:
         if context_id and len(context_id) > MAX_ID:
             raise InvalidParamsError(f"a contextId has at most {MAX_ID} characters")
+        message_id = params.message.message_id if params is not None else ""
         if task_id and (stored := await self._store.get(task_id, context)):
+            if any(message.message_id == message_id for message in stored.history):
+                raise SentBeforeError(task_id)
             if stored.status.state in _WORKING:
                 raise UnsupportedOperationError(
                     f"task {task_id} is still working; wait for it or cancel it, or send the "
@@ -72,7 +86,11 @@ class StoredContextBuilder(SimpleRequestContextBuilder):
                 )
             context_id = stored.context_id
             context.state[ASKED] = asked_in(stored)
-        return await super().build(context, params, task_id, context_id, task)
+        built = await super().build(context, params, task_id, context_id, task)
+        peer = resolve_user_scope(context)
+        for known_as in {context_id or "", built.context_id or ""}:
+            self._retries.claim(peer, known_as, message_id, built.task_id or "")
+        return built
 
 
 class BridgeRequestHandler(DefaultRequestHandler):
@@ -100,16 +118,62 @@ class BridgeRequestHandler(DefaultRequestHandler):
     async def on_message_send(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> Message | Task:
-        with _nothing_leaks():
-            result: Message | Task = await super().on_message_send(params, context)
+        try:
+            with _nothing_leaks():
+                result: Message | Task = await super().on_message_send(params, context)
+        except SentBeforeError as before:
+            return await self._outcome(before.task_id, params, context)
         return result
 
     async def on_message_send_stream(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event, None]:
-        async with aclosing(super().on_message_send_stream(params, context)) as events:
-            async for event in _guarded(events):
-                yield event
+        try:
+            async with aclosing(super().on_message_send_stream(params, context)) as events:
+                async for event in _guarded(events):
+                    yield event
+        except SentBeforeError as before:
+            async with aclosing(self._again(before.task_id, context)) as events:
+                async for event in events:
+                    yield event
+
+    async def _outcome(
+        self, task_id: str, params: SendMessageRequest, context: ServerCallContext
+    ) -> Task:
+        """What the message that was sent before has come to."""
+        if not params.configuration.return_immediately:
+            async with aclosing(self._again(task_id, context)) as events:
+                async for _ in events:
+                    pass
+        task = await self._begun(task_id, context)
+        return apply_history_length(task, params.configuration)
+
+    async def _again(self, task_id: str, context: ServerCallContext) -> AsyncGenerator[Event, None]:
+        """The task as it is, and the rest of it up to its end or its next question."""
+        task = await self._begun(task_id, context)
+        if task.status.state not in _WORKING:
+            yield task
+            return
+        request = SubscribeToTaskRequest(id=task_id)
+        try:
+            async with aclosing(self.on_subscribe_to_task(request, context)) as events:
+                async for event in events:
+                    yield event
+                    if isinstance(event, Task | TaskStatusUpdateEvent) and (
+                        event.status.state not in _WORKING
+                    ):
+                        return
+        except UnsupportedOperationError:  # it ended in between
+            yield await self._begun(task_id, context)
+
+    async def _begun(self, task_id: str, context: ServerCallContext) -> Task:
+        """The task, which the first request may be about to create."""
+        for _ in range(100):
+            with contextlib.suppress(TaskNotFoundError):
+                if task := await self.on_get_task(GetTaskRequest(id=task_id), context):
+                    return task
+            await asyncio.sleep(0.05)
+        raise TaskNotFoundError(f"Task {task_id} not found")
 
     async def on_subscribe_to_task(
         self, params: SubscribeToTaskRequest, context: ServerCallContext
@@ -133,7 +197,7 @@ async def _guarded(events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, Non
 def _nothing_leaks() -> Iterator[None]:
     try:
         yield
-    except A2AError:
+    except (A2AError, SentBeforeError):
         raise
     except Exception as error:
         reference = uuid.uuid4().hex[:12]

@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -32,7 +32,9 @@ from molecule_hermes.executor import HermesAgentProxyExecutor
 from molecule_hermes.guards import BodyGuard, HostGuard, LineGuard, PeerTokens, refuse_peer
 from molecule_hermes.handler import BridgeRequestHandler, StoredContextBuilder
 from molecule_hermes.health import Check, Health
+from molecule_hermes.metrics import CONTENT_TYPE, CountResponses, Metrics
 from molecule_hermes.ports import cannot_listen
+from molecule_hermes.retries import Retries
 from molecule_hermes.store import MemoryTaskStore
 from molecule_hermes.transports.base import Transport
 
@@ -67,6 +69,7 @@ class Bridge:
         self._demo = demo
         self._warnings = list(warnings)
         self.health = Health({"hermes": transport.check, **(checks or {})})
+        self.metrics = Metrics()
         self.hasten = asyncio.Event()
         """Set to cut the drain short."""
         self.url = ""
@@ -103,11 +106,14 @@ class Bridge:
     def _app(self) -> Starlette:
         settings = self._settings
         store = MemoryTaskStore()
+        line = Conversations(
+            settings.max_running, settings.max_waiting, settings.max_waiting_of_peer
+        )
         self._executor = HermesAgentProxyExecutor(
             self._transport,
-            Conversations(settings.max_running, settings.max_waiting),
+            line,
             attachments=Attachments(
-                self._transport.file_types,
+                self._transport.features,
                 addresses=PublicOnly(settings.file_hosts),
                 max_files=settings.max_files,
                 max_file=settings.max_file,
@@ -115,14 +121,21 @@ class Bridge:
             turn_timeout=settings.turn_timeout,
             approvals=settings.approvals,
             question_timeout=settings.question_timeout,
+            metrics=self.metrics,
         )
-        card = build_card(settings, self.url, demo=self._demo, warnings=self._warnings)
+        self._watch(line)
+        features = self._transport.features
+        card = build_card(settings, self.url, features, demo=self._demo, warnings=self._warnings)
         handler = BridgeRequestHandler(
-            self._executor, store, card, request_context_builder=StoredContextBuilder(store)
+            self._executor,
+            store,
+            card,
+            request_context_builder=StoredContextBuilder(store, Retries(settings.retry_window)),
         )
         self._stack.push_async_callback(handler.aclose)
         rpc_paths = _rpc_paths(self.url)
         routes: list[BaseRoute] = [*create_agent_card_routes(card), *self._probes()]
+        routes.append(Route("/metrics", self._figures))
         for path in rpc_paths:
             routes += create_jsonrpc_routes(handler, path, enable_v0_3_compat=settings.compat_v03)
         for prefix in sorted({path.rstrip("/") for path in rpc_paths}, reverse=True):
@@ -134,6 +147,7 @@ class Bridge:
     def _guards(self, rpc_paths: list[str]) -> list[Middleware]:
         settings = self._settings
         guards = [
+            Middleware(CountResponses, metrics=self.metrics),
             Middleware(
                 AuthenticationMiddleware,
                 backend=PeerTokens(settings.peer_tokens, {AGENT_CARD_WELL_KNOWN_PATH, *PROBES}),
@@ -145,7 +159,7 @@ class Bridge:
         if not settings.peer_tokens and is_loopback(settings.host):
             hosts = {"localhost", "127.0.0.1", "::1", settings.host.strip("[]")}
             hosts |= {urlsplit(self.url).hostname or ""}
-            guards.insert(0, Middleware(HostGuard, hosts=frozenset(hosts)))
+            guards.insert(1, Middleware(HostGuard, hosts=frozenset(hosts)))
         return guards
 
     def _probes(self) -> list[Route]:
@@ -164,6 +178,18 @@ class Bridge:
 
         endpoints = {"/livez": live, "/readyz": ready, "/startupz": startup, "/healthz": ready}
         return [Route(path, endpoint) for path, endpoint in endpoints.items()]
+
+    async def _figures(self, request: Request) -> Response:
+        """Not among the open paths: with peer tokens it takes one."""
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE)
+
+    def _watch(self, line: Conversations) -> None:
+        executor, transport = self._executor, self._transport
+        watch = self.metrics.watch
+        watch("running_turns", "Turns that run", lambda: line.running)
+        watch("waiting_turns", "Turns that wait for their turn", lambda: line.waiting)
+        watch("open_questions", "Questions to peers without an answer", lambda: executor.questions)
+        watch("pending_replies", "Turns that wait for Hermes", lambda: transport.pending)
 
     async def _drain(self) -> None:
         self.health.draining = True

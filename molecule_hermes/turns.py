@@ -13,7 +13,6 @@ from typing import Literal
 from molecule_hermes.errors import TurnFailure
 
 __all__ = [
-    "ANY_FILE",
     "Attachment",
     "Cancelled",
     "Completed",
@@ -29,10 +28,6 @@ __all__ = [
     "conversation_id",
     "is_last",
 ]
-
-
-ANY_FILE = frozenset({"*/*"})
-"""The media types of files that a transport takes: all of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 """Times a turn through the plugin and through chat completions, on one real Hermes, in one run.
 
 Starts `molecule-hermes up` (plugin) and beside it `molecule-hermes serve` (chat completions) on the
-same Hermes with the demo model, alternates turns between them, and prints medians and their ratio.
+same Hermes with the demo model, alternates turns between them, and prints medians and their ratio:
+from the peer's message to its first text, from the model's first token to that text (the model says
+when it wrote it), and to the end of the turn.
 Run it with the project's environment: .venv/bin/python scripts/compare_transports.py [TURNS]
 """
 
@@ -54,15 +56,16 @@ async def until_ready(url: str) -> None:
             await asyncio.sleep(0.1)
 
 
-async def turn(url: str, context: str) -> tuple[float, float]:
-    """Seconds to the first text and to the end."""
-    began = time.perf_counter()
-    first = 0.0
+async def turn(url: str, context: str) -> tuple[float, float, float]:
+    """Seconds to the first text, from the model's first token to it, and to the end."""
+    began = time.time()
+    first = token = 0.0
     async with connect(url) as client:
-        async for event in client.send_message(message("hello", context)):
+        async for event in client.send_message(message("demo:clock", context)):
             if event.HasField("artifact_update") and not first:
-                first = time.perf_counter() - began
-    return first, time.perf_counter() - began
+                first = time.time()
+                token = float(event.artifact_update.artifact.parts[0].text.split()[0])
+    return first - began, first - token, time.time() - began
 
 
 async def main() -> None:
@@ -90,7 +93,7 @@ async def main() -> None:
             stack.push_async_callback(process.wait)
             stack.callback(process.send_signal, signal.SIGTERM)
             await until_ready(f"http://127.0.0.1:{env['MOLECULE_HERMES_PORT']}")
-        taken: dict[str, list[tuple[float, float]]] = {"plugin": [], "chat": []}
+        taken: dict[str, list[tuple[float, float, float]]] = {"plugin": [], "chat": []}
         for i in range(turns + 1):
             for way, url in urls.items():
                 figures = await turn(url, f"{way}-{i % 5}")
@@ -101,16 +104,18 @@ async def main() -> None:
         report(taken)
 
 
-def report(taken: dict[str, list[tuple[float, float]]]) -> None:
-    print(f"{'through':10} {'first text':>12} {'whole turn':>12}   (medians, ms)")
+def report(taken: dict[str, list[tuple[float, float, float]]]) -> None:
+    print(
+        f"{'through':12} {'first text':>11} {'token → text':>13} {'whole turn':>11}   (medians, ms)"
+    )
     medians = {
         way: [statistics.median(column) * 1000 for column in zip(*rows, strict=True)]
         for way, rows in taken.items()
     }
-    for way, (first, whole) in medians.items():
-        print(f"{way:10} {first:12.0f} {whole:12.0f}")
+    for way, figures in medians.items():
+        print(f"{way:12} {figures[0]:11.0f} {figures[1]:13.1f} {figures[2]:11.0f}")
     ratios = [c / p for c, p in zip(medians["chat"], medians["plugin"], strict=True)]
-    print(f"{'chat/plugin':10} {ratios[0]:11.2f} {ratios[1]:12.2f}")
+    print(f"{'chat/plugin':12} {ratios[0]:11.2f} {ratios[1]:13.2f} {ratios[2]:11.2f}")
 
 
 if __name__ == "__main__":

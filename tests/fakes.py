@@ -10,7 +10,6 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Collection,
     Mapping,
 )
 from contextlib import asynccontextmanager
@@ -18,7 +17,8 @@ from typing import Any
 
 from aiohttp import web
 
-from molecule_hermes.turns import ANY_FILE, Cancelled, Turn, TurnEvent
+from molecule_hermes.features import features_of
+from molecule_hermes.turns import Cancelled, Turn, TurnEvent
 
 KEY = "0123456789abcdef-test"
 
@@ -156,7 +156,7 @@ class Answered:
 class ScriptedTransport:
     """Yields given events; a `float` waits that long, an `asyncio.Event` until it is set."""
 
-    file_types: Collection[str] = ANY_FILE
+    features = features_of("plugin")
 
     def __init__(self, *script: TurnEvent | float | asyncio.Event | Exception | Answered) -> None:
         self.script = list(script)
@@ -167,6 +167,10 @@ class ScriptedTransport:
         self._answered: dict[str, asyncio.Queue[str]] = {}
         self._cancelled: dict[str, asyncio.Event] = {}
         self.deaf = False
+
+    @property
+    def pending(self) -> int:
+        return len(self.turns)
 
     async def __aenter__(self) -> ScriptedTransport:
         return self

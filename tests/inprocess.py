@@ -13,10 +13,12 @@ from a2a.types import (
     TaskArtifactUpdateEvent,
     TaskStatusUpdateEvent,
 )
+from a2a.utils.errors import UnsupportedOperationError
 
 from molecule_hermes.client import message
 from molecule_hermes.conversations import Conversations
 from molecule_hermes.executor import HermesAgentProxyExecutor
+from molecule_hermes.store import merge_text
 from molecule_hermes.transports.base import Transport
 from tests.peers import Turn
 
@@ -36,14 +38,26 @@ _FIELDS = {
 
 
 async def run_executor(transport: Transport, conversations: Conversations) -> Turn:
+    """One turn to its end; each question is answered with "deny"."""
     executor = HermesAgentProxyExecutor(transport, conversations)
-    handler = DefaultRequestHandler(executor, InMemoryTaskStore(), _CARD)
-    turn = Turn()
+    store = InMemoryTaskStore()
+    handler = DefaultRequestHandler(executor, store, _CARD)
+    turn, context, request = Turn(), ServerCallContext(), message("hi")
     try:
-        async for event in handler.on_message_send_stream(message("hi"), ServerCallContext()):
-            copy = type(event)()
-            copy.CopyFrom(event)
-            turn.add(StreamResponse(**{_FIELDS[type(event)]: copy}))
+        while True:
+            async for event in handler.on_message_send_stream(request, context):
+                copy = type(event)()
+                copy.CopyFrom(event)
+                turn.add(StreamResponse(**{_FIELDS[type(event)]: copy}))
+            if turn.states[-1] != "INPUT_REQUIRED":
+                return turn
+            request = message("deny", turn.context_id, turn.task_id)
+    except UnsupportedOperationError:
+        # The turn ended while its question waited.
+        stored = await store.get(turn.task_id, context)
+        assert stored is not None
+        merge_text(stored)
+        turn.add(StreamResponse(task=stored))
+        return turn
     finally:
         await handler.aclose()
-    return turn

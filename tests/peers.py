@@ -97,10 +97,15 @@ class Turn:
         return text
 
     @property
-    def files(self) -> list[Part]:
+    def file_parts(self) -> list[Part]:
         """The files that came as artifacts of their own."""
         updates = (e.artifact_update for e in self.events if e.HasField("artifact_update"))
         return [u.artifact.parts[0] for u in updates if u.artifact.artifact_id != REPLY]
+
+    @property
+    def files(self) -> int:
+        updates = [e.artifact_update for e in self.events if e.HasField("artifact_update")]
+        return sum(update.artifact.artifact_id != REPLY for update in updates)
 
     @property
     def updates(self) -> int:
@@ -142,9 +147,16 @@ def _status(event: StreamResponse) -> Any:
 
 
 def reply_text(task: Task) -> str:
-    replies = [artifact for artifact in task.artifacts if artifact.artifact_id == REPLY]
-    assert all(len(a.parts) == 1 for a in replies), "streamed text is joined to one part"
-    return "".join(get_text_parts(replies[0].parts)) if replies else ""
+    for artifact in task.artifacts:
+        if artifact.artifact_id == REPLY:
+            assert len(artifact.parts) == 1, "streamed text is joined to one part"
+            return artifact.parts[0].text
+    return ""
+
+
+def files(task: Task) -> dict[str, bytes]:
+    """What the agent delivered, by name."""
+    return {a.name: a.parts[0].raw for a in task.artifacts if a.artifact_id != REPLY}
 
 
 def state(task: Task) -> str:

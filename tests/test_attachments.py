@@ -202,7 +202,7 @@ def test_all_that_is_taken_fits_the_wire() -> None:
 
 
 async def test_a_transport_takes_only_its_own_types() -> None:
-    chat = Attachments(ChatTransport.file_types)
+    chat = Attachments(ChatTransport.features)
     await chat.read(told(Part(raw=PNG), Part(raw=JPEG), Part(raw=b"text"), new_data_part({})))
     failure = await refusal(chat, Part(raw=PNG), Part(raw=PDF, filename="a.pdf"))
     assert isinstance(failure, BadRequest)

@@ -4,6 +4,8 @@ import asyncio
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from molecule_hermes.conversations import Conversations, Slot
 from molecule_hermes.errors import Busy, Draining
@@ -118,6 +120,59 @@ async def test_any_mixture_keeps_the_bounds_and_loses_nobody() -> None:
     assert sorted(n for numbers in order.values() for n in numbers) == list(range(20))
     assert all(numbers == sorted(numbers) for numbers in order.values())
     assert (line.running, line.waiting) == (0, 0)
+
+
+async def test_a_peer_that_floods_does_not_starve_another() -> None:
+    line = Conversations(max_running=1)
+    running = line.enter("flood-0", "flooder")
+    flood = [line.enter(f"flood-{i}", "flooder") for i in range(1, 50)]
+    quiet = [line.enter(f"quiet-{i}", "quiet") for i in range(2)]
+    started = []
+    for _ in range(5):
+        line._leave(running)
+        running = next(slot for slot in flood + quiet if slot.started)
+        started.append(running.conversation)
+    assert started == ["flood-1", "quiet-0", "flood-2", "quiet-1", "flood-3"]
+
+
+async def test_one_peer_cannot_take_all_the_room_to_wait() -> None:
+    line = Conversations(max_running=1, max_waiting=10, max_waiting_of_peer=3)
+    line.enter("a", "flooder")
+    for i in range(3):
+        line.enter(f"a{i}", "flooder")
+    with pytest.raises(Busy, match="3 of your turns wait already"):
+        line.enter("b", "flooder")
+    assert not line.enter("c", "quiet").started
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(0, 9))))
+async def test_the_line_is_fair_in_order_and_forgets_nobody(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    """Enter, leave and withdraw in any order: within a conversation first come, first served."""
+    line = Conversations(max_running=2, max_waiting=1000, max_waiting_of_peer=1000)
+    inside: list[Slot] = []
+    for peer, number, action in steps:
+        if action < 6:
+            inside.append(line.enter(f"{peer}{number}", peer))
+        elif inside:
+            slot = inside.pop(action % len(inside))
+            if action == 9:
+                slot.withdraw()
+            line._leave(slot)
+        running = [slot for slot in inside if slot.started]
+        assert line.running == len(running) <= 2
+        assert line.waiting == len(inside) - len(running)
+        for slot in running:
+            same = [other for other in inside if other.conversation == slot.conversation]
+            assert same[0] is slot
+        if len(running) < 2:
+            assert len({slot.conversation for slot in inside}) == len(running)
+    while inside:
+        slot = next(slot for slot in inside if slot.started)
+        inside.remove(slot)
+        line._leave(slot)
+    assert (line.running, line.waiting, line._lines, line._ready) == (0, 0, {}, {})
 
 
 async def test_a_slot_knows_its_conversation() -> None:

@@ -157,3 +157,24 @@ async def test_a_turn_that_is_cancelled_is_no_error(caplog: pytest.LogCaptureFix
     ):
         await anext(response.aiter_raw())
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("said", "tool", "arguments"),
+    [
+        (
+            "demo:ask=red|blue Which one?",
+            "clarify",
+            {"question": "Which one?", "choices": ["red", "blue"]},
+        ),
+        ("demo:ask Why?", "clarify", {"question": "Why?"}),
+        ('demo:call=read_file {"path": "x"}', "read_file", {"path": "x"}),
+    ],
+)
+async def test_it_calls_hermes_tools(
+    http: httpx.AsyncClient, said: str, tool: str, arguments: dict[str, object]
+) -> None:
+    choice = (await say(http, said)).json()["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == tool
+    assert json.loads(call["function"]["arguments"]) == arguments

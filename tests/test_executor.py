@@ -23,13 +23,15 @@ from molecule_hermes.turns import (
     Failed,
     FileProduced,
     Notice,
+    Question,
     TextDelta,
     ToolProgress,
     TurnEvent,
     Usage,
 )
 from tests.conftest import StartBridge
-from tests.fakes import ScriptedTransport
+from tests.fakes import Answered, ScriptedTransport
+from tests.inprocess import run_executor
 from tests.peers import Turn, ask, peer, reply_text, state
 
 
@@ -322,10 +324,19 @@ async def test_a_disconnected_peer_does_not_stop_its_turn(bridge: StartBridge) -
 
 
 _words = st.text(min_size=1, max_size=30)
+_questions = st.builds(
+    Question,
+    st.uuids().map(str),
+    st.sampled_from(["approval", "clarify"]),
+    _words,
+    st.just(("once", "deny")),
+)
 _events = st.one_of(
     st.builds(TextDelta, _words, st.booleans()),
     st.builds(ToolProgress, st.just("tool"), st.sampled_from(["start", "end"]), _words),
     st.builds(Notice, _words),
+    st.builds(FileProduced, st.just("a.bin"), st.just("application/x-a"), st.binary(max_size=9)),
+    _questions,
 )
 _ends = st.one_of(
     st.builds(Completed, _words),
@@ -334,22 +345,36 @@ _ends = st.one_of(
 )
 
 
-@given(events=st.lists(_events, max_size=12), end=_ends)
+@given(
+    events=st.lists(_events, max_size=12),
+    end=_ends,
+    answered=st.sampled_from(["at once", "late", "never"]),
+)
 @settings(
-    max_examples=40,
+    max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 async def test_any_turn_is_a_legal_history_with_one_end(
-    events: list[TurnEvent], end: TurnEvent
+    events: list[TurnEvent], end: TurnEvent, answered: str
 ) -> None:
-    """For any events, the peer sees a Task, one terminal state, and the right text."""
-    from tests.inprocess import run_executor
-
-    seen = await run_executor(ScriptedTransport(*events, end), Conversations())
+    """For any events, the peer sees a Task, one terminal state, every file and the right text."""
+    script: list[Any] = []
+    for event in events:
+        waits = isinstance(event, Question) and answered == "at once"
+        script += [event, Answered()] if waits else [event]
+    questions = [event for event in events if isinstance(event, Question)]
+    if answered == "late":
+        script += [Answered() for _ in questions]
+    transport = ScriptedTransport(*script, end)
+    seen = await run_executor(transport, Conversations())
     assert seen.states[0] == "SUBMITTED"
     ends = [s for s in seen.states if s in ("COMPLETED", "FAILED", "CANCELED", "REJECTED")]
     assert ends == [seen.states[-1]]
+    if answered != "never":
+        assert transport.answers == [(question.question_id, "deny") for question in questions]
+        assert seen.states.count("INPUT_REQUIRED") == len(questions)
+        assert seen.files == sum(isinstance(event, FileProduced) for event in events)
     streamed = ""
     for event in events:
         if isinstance(event, TextDelta):

@@ -73,7 +73,7 @@ async def test_the_card_says_what_works_and_no_more(bridge: StartBridge) -> None
     assert (card["name"], card["description"]) == ("Dora", "helps")
     assert card["capabilities"] == {"streaming": True, "pushNotifications": False}
     assert {i["url"] for i in card["supportedInterfaces"]} == {b.url}
-    assert card["defaultInputModes"] == ["text/plain"]
+    assert card["defaultInputModes"][0] == card["defaultOutputModes"][0] == "text/plain"
     assert all(skill["description"] and skill["examples"] for skill in card["skills"])
     assert "securitySchemes" not in card
 

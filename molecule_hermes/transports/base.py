@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator
 from typing import Protocol, Self
 
+from molecule_hermes.features import Feature
 from molecule_hermes.turns import Turn, TurnEvent
 
 __all__ = ["QuestionGoneError", "Transport"]
@@ -17,8 +18,15 @@ class QuestionGoneError(LookupError):
 class Transport(Protocol):
     """A way to reach Hermes, open for the life of the bridge."""
 
-    file_types: Collection[str]
-    """The media types of files that it passes on; `turns.ANY_FILE` for all."""
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What a turn can do this way."""
+        ...
+
+    @property
+    def pending(self) -> int:
+        """Turns that wait for something from Hermes."""
+        ...
 
     async def __aenter__(self) -> Self: ...
 

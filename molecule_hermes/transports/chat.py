@@ -8,7 +8,7 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any, Self
 
 import httpx
@@ -29,6 +29,7 @@ from molecule_hermes.errors import (
     Unreachable,
     failure_from_model_error,
 )
+from molecule_hermes.features import features_of
 from molecule_hermes.transports.base import QuestionGoneError
 from molecule_hermes.transports.completions import (
     Chunk,
@@ -73,8 +74,7 @@ _LAST_RETRY = 10.0
 class ChatTransport:
     """One pooled client for the life of the process; one request per turn."""
 
-    # Every vision model takes these; Hermes passes them on as they are.
-    file_types: Collection[str] = frozenset({"image/gif", "image/jpeg", "image/png", "image/webp"})
+    features = features_of("chat")
 
     def __init__(
         self,
@@ -95,6 +95,10 @@ class ChatTransport:
 
     def __repr__(self) -> str:
         return f"ChatTransport({self._base_url!r})"
+
+    @property
+    def pending(self) -> int:
+        return len(self._readers)
 
     async def __aenter__(self) -> Self:
         # A new client per turn would load the TLS store each time, about 40 ms of CPU.

@@ -7,7 +7,7 @@ import contextlib
 import io
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Self
 
 import aiohttp
@@ -22,11 +22,11 @@ from molecule_hermes.errors import (
     TurnFailure,
     Unreachable,
 )
+from molecule_hermes.features import features_of
 from molecule_hermes.replies import Replies, Reply
 from molecule_hermes.reply_server import ReplyServer
 from molecule_hermes.transports.base import QuestionGoneError
 from molecule_hermes.turns import (
-    ANY_FILE,
     Cancelled,
     Failed,
     Notice,
@@ -66,7 +66,7 @@ _FROZEN = 10
 class PluginTransport:
     """One kept-alive client and one reply server for the life of the process."""
 
-    file_types: Collection[str] = ANY_FILE
+    features = features_of("plugin")
 
     def __init__(
         self,
@@ -87,6 +87,10 @@ class PluginTransport:
         self._pending = asyncio.Event()
         self._session: aiohttp.ClientSession | None = None
         self._watcher: asyncio.Task[None] | None = None
+
+    @property
+    def pending(self) -> int:
+        return len(self._replies)
 
     def __repr__(self) -> str:
         return f"PluginTransport({self._base_url!r})"

@@ -65,7 +65,7 @@ async def test_an_image_is_seen_by_the_model(stack: Stack, version: str) -> None
     assert turn.states[-1] == "COMPLETED"
     sizes = f"image/png, {len(PNG)} bytes; image/jpeg, {len(JPEG)} bytes"
     assert f"You said: look\nI see 2 images: {sizes}" in turn.text
-    assert turn.files == []
+    assert turn.file_parts == []
 
 
 async def test_an_image_with_an_address_is_fetched_and_seen(stack: Stack) -> None:
@@ -119,10 +119,10 @@ async def test_a_file_that_the_agent_makes_is_an_artifact(
     turn = await say(stack, f"demo:file={name} base64:{encoded}")
     assert turn.states[-1] == "COMPLETED"
     if way == "chat":
-        assert turn.files == []
+        assert turn.file_parts == []
         assert "files cannot be handed over by chat completions" in turn.progress
         return
-    (file,) = turn.files
+    (file,) = turn.file_parts
     assert (file.filename, file.media_type, file.raw) == (name, media_type, data)
     assert turn.text == "Here is the file."
     async with peer(stack.url) as client:
@@ -138,7 +138,7 @@ async def test_a_file_over_the_limit_is_told(stack: Stack, way: str, work: Path)
         file.truncate(10 * 2**20 + 1)
     turn = await say(stack, f"say this:\nMEDIA:{work}/large.pdf")
     assert turn.states[-1] == "COMPLETED"
-    assert turn.files == []
+    assert turn.file_parts == []
     assert any(line.startswith("the file large.pdf was not handed over") for line in turn.progress)
 
 
@@ -149,7 +149,7 @@ async def test_files_from_outside_the_agents_folders_stay(
     for path in (state_dir / "outside.txt", work / ".." / "hermes" / "config.yaml"):
         turn = await say(stack, f"say this:\nMEDIA:{path}")
         assert turn.states[-1] == "COMPLETED"
-        assert turn.files == []
+        assert turn.file_parts == []
         if way == "plugin":
             assert f"the file {path.name} is not available" in turn.progress
 

@@ -16,12 +16,12 @@ import psutil
 import pytest
 import pytest_asyncio
 from a2a.client import A2AClientError
-from a2a.types import CancelTaskRequest, GetTaskRequest, ListTasksRequest
+from a2a.types import GetTaskRequest, ListTasksRequest
 from a2a.utils.errors import TaskNotFoundError
 
 from molecule_hermes.client import message
 from tests.e2e.stack import Stack, environment, secrets_in, up
-from tests.peers import Turn, ask, peer, reply_text, state
+from tests.peers import Turn, ask, peer, reply_text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -102,48 +102,6 @@ async def test_a_wrong_token_is_refused(stack: Stack) -> None:
         async with peer(stack.url, token=token) as client:
             with pytest.raises(A2AClientError, match="401"):
                 await ask(client, "hi")
-
-
-async def test_a_tool_runs_and_its_interim_text_is_not_the_answer(stack: Stack) -> None:
-    async with peer(stack.url, token=ALICE) as client:
-        turn = await ask(client, "demo:run echo tool-was-here")
-        task = await client.get_task(GetTaskRequest(id=turn.task_id))
-    assert any(line.startswith("terminal") for line in turn.progress)
-    assert turn.text == reply_text(task)
-    assert turn.text.startswith("The tool answered:")
-    assert "tool-was-here" in turn.text
-    assert task.metadata["usage"]["total_tokens"] > 0
-
-
-@pytest.mark.parametrize(
-    ("directive", "kind"),
-    [
-        ("demo:fail=401", "auth"),
-        ("demo:fail=404", "model_not_found"),
-        ("demo:fail=500", "internal"),
-        ("demo:fail=quota", "quota"),
-        ("demo:fail=context", "context_overflow"),
-        ("demo:empty", "empty_reply"),
-    ],
-)
-async def test_a_failure_of_the_model_is_named(stack: Stack, directive: str, kind: str) -> None:
-    async with peer(stack.url, token=ALICE) as client:
-        turn = await ask(client, directive)
-    assert turn.states[-1] == "FAILED"
-    assert turn.failure["kind"] == kind
-    assert turn.failure["hint"]
-
-
-async def test_a_turn_can_be_cancelled_and_the_conversation_goes_on(stack: Stack) -> None:
-    async with peer(stack.url, token=ALICE) as client:
-        turn = Turn()
-        async for event in client.send_message(message("demo:slow=0.2 a b c d e f g", "cancel")):
-            turn.add(event)
-            if turn.updates == 2 and event.HasField("artifact_update"):
-                task = await client.cancel_task(CancelTaskRequest(id=turn.task_id))
-        after = await ask(client, "still there?", "cancel")
-    assert turn.states[-1] == state(task) == "CANCELED"
-    assert after.states[-1] == "COMPLETED"
 
 
 async def test_twenty_turns_at_once_are_all_answered_rightly(stack: Stack) -> None:

@@ -10,8 +10,8 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from molecule_hermes import demo_model as model
 from molecule_hermes.demo_model import demo_model
 from molecule_hermes.plugin import PLATFORM, hermes_settings
 from molecule_hermes.providers import demo_choice
@@ -232,7 +231,6 @@ async def running_hermes(
 ) -> AsyncIterator[Hermes]:
     """`hermes gateway run` with the demo model; ends with the block, by its own process group."""
     async with AsyncExitStack() as stack:
-        stack.enter_context(calling_model())
         model_url = await stack.enter_async_context(demo_model())
         http = await stack.enter_async_context(aiohttp.ClientSession())
         hermes = Hermes(home, free_port(), free_port(), http)
@@ -243,29 +241,6 @@ async def running_hermes(
             yield hermes
         finally:
             await _kill(hermes.process)
-
-
-@contextmanager
-def calling_model() -> Iterator[None]:
-    """The demo model also takes `demo:call=TOOL {JSON}`, which has the agent call that tool, and
-    `demo:say TEXT`, which has it answer just that."""
-    plain = model._answer
-
-    def answer(
-        messages: list[dict[str, Any]], last_user: str, directives: Mapping[str, tuple[str, str]]
-    ) -> Any:
-        if "say" in directives:
-            return model._Answer(directives["say"][1])
-        if "call" not in directives or messages[-1].get("role") == "tool":
-            return plain(messages, last_user, directives)
-        tool, arguments = directives["call"]
-        return model._Answer("", tool=(tool, json.loads(arguments)))
-
-    model._answer = answer
-    try:
-        yield
-    finally:
-        model._answer = plain
 
 
 async def _reached(hermes: Hermes, state: str) -> bool:

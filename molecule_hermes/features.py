@@ -1,0 +1,75 @@
+"""What each way to Hermes can do: the one source of card, docs/features.md and tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+__all__ = ["Feature", "Way", "features_of", "features_table", "why_not"]
+
+Way = Literal["plugin", "chat"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What is said of a feature; what begins with "no" is not there."""
+
+    what: str
+    plugin: str
+    chat: str
+
+
+class Feature(Enum):
+    TEXT = _Row("text as it is written", "yes", "yes")
+    CORRECTIONS = _Row(
+        "the artifact's text is the final answer, interim text replaced", "yes", "yes"
+    )
+    TOOLS = _Row("a status update when a tool starts and when it ends", "yes", "yes")
+    TOOL_FIGURES = _Row(
+        "how long a tool took, and whether it worked", "yes", "no: Hermes does not say"
+    )
+    NOTICES = _Row(
+        "Hermes's notices (retrying, compressing context, long running)",
+        "yes",
+        "no: Hermes does not say; the bridge's own notices only",
+    )
+    APPROVALS = _Row(
+        "the peer is asked before a dangerous command",
+        "yes",
+        "no: Hermes blocks the command, and the agent is told",
+    )
+    CLARIFICATIONS = _Row("the agent's questions to the peer", "yes", "no: the agent cannot ask")
+    CANCEL = _Row(
+        "CancelTask ends the task, keeps its text and frees the conversation", "yes", "yes"
+    )
+    CANCEL_TOOLS = _Row(
+        "CancelTask kills the tool that runs",
+        "yes, within 3 s",
+        "no: Hermes notices at its next write, up to 30 s later",
+    )
+    DOCUMENTS_IN = _Row("text documents and data parts in", "yes", "yes")
+    IMAGES_IN = _Row("images in, for a model that sees", "yes", "yes")
+    FILES_IN = _Row("other files in, as files that tools can open", "yes", "no: refused by name")
+    FILES_OUT = _Row("files that the agent delivers", "yes", "no: the agent can only name them")
+    TOKENS = _Row("tokens used, duration and time to first text", "yes", "yes")
+    MODEL = _Row("the name of the model that answered", "yes", "no: Hermes does not say")
+    FAILURES = _Row("failures by kind, with a hint", "yes", "yes")
+    SUBSCRIBE = _Row("SubscribeToTask gives the state so far, then the rest", "yes", "yes")
+
+
+def features_of(way: Way) -> frozenset[Feature]:
+    return frozenset(feature for feature in Feature if not why_not(feature, way))
+
+
+def why_not(feature: Feature, way: Way) -> str:
+    """Why it cannot be had this way; empty if it can."""
+    said = feature.value.plugin if way == "plugin" else feature.value.chat
+    return said if said.startswith("no") else ""
+
+
+def features_table() -> str:
+    """The table in docs/features.md."""
+    rows = ["| what a peer gets | through the plugin | through chat completions |", "|---|---|---|"]
+    rows += [f"| {row.what} | {row.plugin} | {row.chat} |" for row in (f.value for f in Feature)]
+    return "\n".join(rows) + "\n"

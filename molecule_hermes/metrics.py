@@ -1,0 +1,78 @@
+"""Figures for operators, in Prometheus's format. They name no peer and no text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+__all__ = ["CONTENT_TYPE", "CountResponses", "Metrics"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class Metrics:
+    """One registry for each bridge: several may live in one process."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._turns = Counter(
+            "molecule_hermes_turns",
+            "Turns that ended, by their task's state and the kind of failure",
+            ["state", "kind"],
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "molecule_hermes_turn_seconds",
+            "From a peer's message to the end of its turn",
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._first_text = Histogram(
+            "molecule_hermes_first_text_seconds",
+            "From a peer's message to the first text of the reply",
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._responses = Counter(
+            "molecule_hermes_http_responses",
+            "HTTP responses, by status",
+            ["status"],
+            registry=self._registry,
+        )
+
+    def turn_ended(self, state: str, kind: str, seconds: float, first_text: float | None) -> None:
+        self._turns.labels(state, kind).inc()
+        self._seconds.observe(seconds)
+        if first_text is not None:
+            self._first_text.observe(first_text)
+
+    def responded(self, status: int) -> None:
+        self._responses.labels(str(status)).inc()
+
+    def watch(self, name: str, what: str, figure: Callable[[], float]) -> None:
+        """A figure that is asked for whenever somebody looks."""
+        gauge = Gauge(f"molecule_hermes_{name}", what, registry=self._registry)
+        gauge.set_function(figure)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class CountResponses:
+    """Middleware around all others, so that what they refuse counts, too."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def count(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.responded(message["status"])
+            await send(message)
+
+        await self._app(scope, receive, count)
