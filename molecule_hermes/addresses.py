@@ -80,7 +80,10 @@ class PublicOnly(AbstractResolver):
     ) -> list[ResolveResult]:
         """All addresses of a host; one that is not public refuses the host."""
         resolver = self._resolver or aiohttp.ThreadedResolver()
-        found = await resolver.resolve(host, port, family)
+        try:
+            found = await resolver.resolve(host, port, family)
+        except UnicodeError as error:  # such as a label of more than 63 characters
+            raise OSError(f"{host} is not a host name") from error
         if not self._allows(host, port):
             for result in found:
                 _require_public(result["host"], host)

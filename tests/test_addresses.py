@@ -172,8 +172,9 @@ async def test_one_private_address_among_public_ones_refuses_the_host() -> None:
 
 
 async def test_a_name_that_does_not_exist_is_told_so() -> None:
-    with pytest.raises(NotPublicError, match="cannot be resolved"):
-        await PublicOnly().check("http://does-not-exist.invalid/")
+    for host in ("does-not-exist.invalid", "x" * 70 + ".invalid", "a..invalid", ".invalid", "a b"):
+        with pytest.raises(NotPublicError, match="cannot be resolved"):
+            await PublicOnly().check(f"http://{host}/")
 
 
 async def test_a_connection_to_a_private_address_is_not_made() -> None:

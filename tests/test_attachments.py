@@ -319,8 +319,9 @@ async def test_a_server_that_fails_is_told() -> None:
     async with serving(a=gone) as at:
         failure = await refusal(near(), Part(url=f"{at}/a"))
         assert "status 404" in failure.message
-    failure = await refusal(near(), Part(url=f"{at}/a"))
-    assert "cannot be reached" in failure.message
+    for url in (f"{at}/a", "http://does-not-exist.invalid/", "http://" + "x" * 70 + ".invalid/"):
+        failure = await refusal(near(), Part(url=url))
+        assert "cannot be reached" in failure.message
 
 
 async def test_a_cancelled_read_stops_fetching() -> None:

@@ -97,7 +97,7 @@ async def test_images_that_are_too_large_are_not_sent(
 async def test_a_file_that_the_agent_names_is_told_to_stay(
     hermes: FakeHermes, chat: ChatTransport
 ) -> None:
-    hermes.replies = [streaming(*answer("Here.\n", "MEDIA:/work/a.pdf"))]
+    hermes.replies = [streaming(*answer("Here.\n", "MEDIA:/srv/a.pdf"))]
     *_, notice, completed = await run(chat, turn())
     assert notice == Notice("files cannot be handed over by chat completions")
     assert isinstance(completed, Completed)

@@ -13,6 +13,7 @@ from a2a.types import GetTaskRequest, Part
 from aiohttp import web
 
 from molecule_hermes.client import message
+from molecule_hermes.features import Feature, Way, why_not
 from molecule_hermes.plugin.files import left_over
 from tests.e2e.stack import Stack, environment, up
 from tests.peers import Turn, peer, reply_text, send
@@ -25,17 +26,18 @@ HOST = "127.0.0.1"
 
 
 @pytest.fixture(scope="module", params=["plugin", "chat"])
-def way(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def way(request: pytest.FixtureRequest) -> Way:
+    way: Way = request.param
+    return way
 
 
 @pytest.fixture(scope="module")
-def state_dir(tmp_path_factory: pytest.TempPathFactory, way: str) -> Path:
+def state_dir(tmp_path_factory: pytest.TempPathFactory, way: Way) -> Path:
     return tmp_path_factory.mktemp(way)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack(way: str, state_dir: Path) -> AsyncIterator[Stack]:
+async def stack(way: Way, state_dir: Path) -> AsyncIterator[Stack]:
     environ = environment(
         state_dir,
         MOLECULE_A2A_PLATFORM_ENABLED="true" if way == "plugin" else "false",
@@ -88,10 +90,10 @@ async def test_documents_and_data_are_read(stack: Stack) -> None:
 
 
 async def test_another_file_is_opened_by_a_tool_or_refused_by_name(
-    stack: Stack, way: str, state_dir: Path
+    stack: Stack, way: Way, state_dir: Path
 ) -> None:
     turn = await say(stack, "demo:read", Part(raw=PDF + b" 42", filename="a report.pdf"))
-    if way == "plugin":
+    if not why_not(Feature.FILES_IN, way):
         assert turn.states[-1] == "COMPLETED"
         assert "1 0 obj 42" in turn.text
         assert not left_over(state_dir / "hermes" / "cache" / "documents")
@@ -113,12 +115,12 @@ async def test_what_is_not_what_it_claims_to_be_is_refused(stack: Stack) -> None
     [("dot.png", "image/png", PNG), ("odd.pdf", "application/pdf", bytes(range(256)))],
 )
 async def test_a_file_that_the_agent_makes_is_an_artifact(
-    stack: Stack, way: str, name: str, media_type: str, data: bytes
+    stack: Stack, way: Way, name: str, media_type: str, data: bytes
 ) -> None:
     encoded = base64.b64encode(data).decode()
     turn = await say(stack, f"demo:file={name} base64:{encoded}")
     assert turn.states[-1] == "COMPLETED"
-    if way == "chat":
+    if why_not(Feature.FILES_OUT, way):
         assert turn.file_parts == []
         assert "files cannot be handed over by chat completions" in turn.progress
         return
@@ -131,9 +133,9 @@ async def test_a_file_that_the_agent_makes_is_an_artifact(
     assert [a.parts[0].raw for a in task.artifacts if a.name == name] == [data]
 
 
-async def test_a_file_over_the_limit_is_told(stack: Stack, way: str, work: Path) -> None:
-    if way == "chat":
-        pytest.skip("no files are handed over")
+async def test_a_file_over_the_limit_is_told(stack: Stack, way: Way, work: Path) -> None:
+    if why := why_not(Feature.FILES_OUT, way):
+        pytest.skip(why)
     with (work / "large.pdf").open("wb") as file:
         file.truncate(10 * 2**20 + 1)
     turn = await say(stack, f"say this:\nMEDIA:{work}/large.pdf")
@@ -143,21 +145,21 @@ async def test_a_file_over_the_limit_is_told(stack: Stack, way: str, work: Path)
 
 
 async def test_files_from_outside_the_agents_folders_stay(
-    stack: Stack, way: str, state_dir: Path, work: Path
+    stack: Stack, way: Way, state_dir: Path, work: Path
 ) -> None:
     (state_dir / "outside.txt").write_text("private")
     for path in (state_dir / "outside.txt", work / ".." / "hermes" / "config.yaml"):
         turn = await say(stack, f"say this:\nMEDIA:{path}")
         assert turn.states[-1] == "COMPLETED"
         assert turn.file_parts == []
-        if way == "plugin":
+        if not why_not(Feature.FILES_OUT, way):
             assert f"the file {path.name} is not available" in turn.progress
 
 
-async def test_the_largest_file_comes_through(stack: Stack, way: str) -> None:
+async def test_the_largest_file_comes_through(stack: Stack, way: Way) -> None:
     """In a body of base64, over the wire, to Hermes's disk."""
-    if way == "chat":
-        pytest.skip("images are bounded by Hermes's own limit of a body")
+    if why := why_not(Feature.FILES_IN, way):
+        pytest.skip(why)
     async with serving(large=_large) as at:
         large = Part(raw=bytes(10 * 2**20), filename="a.bin")
         turn = await say(stack, "demo:words=3", large, Part(url=f"{at}/large"))
