@@ -69,6 +69,16 @@ def _hosts(value: object) -> object:
     return hosts
 
 
+def _store(value: object) -> object:
+    """A secret, because a database's URL holds a password."""
+    if not isinstance(value, str) or value in ("sqlite", "memory"):
+        return value
+    scheme, _, rest = value.partition("://")
+    if scheme not in ("postgres", "postgresql", "postgresql+asyncpg") or not rest:
+        raise ValueError("no store")
+    return f"postgresql+asyncpg://{rest}"
+
+
 Url = Annotated[str, BeforeValidator(http_url)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -103,6 +113,20 @@ class Settings(BaseModel):
         default_factory=_default_state_dir,
         alias="MOLECULE_HERMES_STATE_DIR",
         description="a folder for what must survive a restart",
+    )
+    store: Annotated[SecretStr, BeforeValidator(_store)] = _own(
+        "STORE",
+        SecretStr("sqlite"),
+        "sqlite (a file in STATE_DIR), memory, or postgresql://user:password@host/name",
+    )
+    checkpoint: Annotated[float, Field(ge=0.05, le=3600)] = _own(
+        "CHECKPOINT", 1, "seconds after which streamed text is stored; states are at once"
+    )
+    keep_days: Annotated[float, Field(gt=0, le=36_500)] = _own(
+        "KEEP_DAYS", 30, "days that a task is kept after its end"
+    )
+    keep_tasks: Annotated[int, Field(ge=0)] = _own(
+        "KEEP_TASKS", 0, "how many ended tasks are kept at most; 0: as many as KEEP_DAYS keeps"
     )
     peer_tokens: Annotated[dict[str, SecretStr], BeforeValidator(_peer_tokens)] = _own(
         "PEER_TOKENS",
@@ -285,6 +309,8 @@ def settings_table() -> str:
         shown = "" if field.default in (None, "", {}, ()) else str(field.default)
         if name == "state_dir":
             shown = "~/.local/state/molecule-hermes"
+        elif name == "store":
+            shown = "sqlite"
         elif isinstance(field.default, bool):
             shown = shown.lower()
         default = f"`{shown}`" if shown and not field.is_required() else "–"

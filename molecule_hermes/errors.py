@@ -18,6 +18,7 @@ BridgeError
     ├── EmptyReply        the model answered nothing
     ├── Interrupted       Hermes or the bridge died under the turn
     └── InternalFailure   anything else; the details are in the log only
+        └── StorageFailure    the task cannot be written or read
 
 Standard library only: the plugin imports this module inside Hermes.
 """
@@ -44,6 +45,7 @@ __all__ = [
     "QuotaExceeded",
     "RateLimited",
     "StartError",
+    "StorageFailure",
     "TooLarge",
     "TurnFailure",
     "TurnTimeout",
@@ -188,6 +190,12 @@ class InternalFailure(TurnFailure):
     kind = "internal"
     default_message = "something went wrong inside the agent"
     default_hint = "the agent's log has the details"
+
+
+class StorageFailure(InternalFailure):
+    default_message = "the task could not be stored"
+    default_hint = "the agent's operator must look at its storage; /readyz says when it is well"
+    default_retryable = True
 
 
 FAILURES: Mapping[str, type[TurnFailure]] = {

@@ -16,7 +16,6 @@ import contextlib
 import logging
 import time
 import uuid
-from collections import deque
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -72,7 +71,7 @@ class _Run:
     deadline: asyncio.Timeout
     task: asyncio.Task[None] | None = None
     slot: Slot | None = None
-    events: deque[TurnEvent] = field(default_factory=deque)
+    events: list[TurnEvent] = field(default_factory=list)
     """What the peer has not been shown yet; it waits while a question does."""
     showing: asyncio.Lock = field(default_factory=asyncio.Lock)
     question: Question | None = None
@@ -255,7 +254,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
             async for event in events:
                 if is_last(event):
                     run.question = None
-                    run.events = deque(e for e in run.events if not isinstance(e, Question))
+                    run.events = [e for e in run.events if not isinstance(e, Question)]
                     await self._show_events(run)
                     return event
                 if isinstance(event, Notice) and event.withdraws:
@@ -268,7 +267,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         """Shows the peer what has come, in order, up to the next question."""
         async with run.showing:
             while run.events and run.question is None and not run.over:
-                await self._show(run, run.events.popleft())
+                await self._show(run, run.events.pop(0))
 
     async def _show(self, run: _Run, event: TurnEvent) -> None:
         if isinstance(event, TextDelta):
@@ -347,7 +346,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
     async def _withdraw(self, run: _Run, question_id: str) -> None:
         """Hermes waits no longer for that answer."""
         async with run.showing:
-            run.events = deque(e for e in run.events if not _asks(e, question_id))
+            run.events = [e for e in run.events if not _asks(e, question_id)]
             if run.question is not None and _asks(run.question, question_id):
                 run.settle(run.question)
 

@@ -18,6 +18,7 @@ from typing import Any
 from a2a.server.agent_execution import RequestContext, SimpleRequestContextBuilder
 from a2a.server.context import ServerCallContext
 from a2a.server.events import Event
+from a2a.server.id_generator import IDGenerator
 from a2a.server.owner_resolver import resolve_user_scope
 from a2a.server.request_handlers import DefaultRequestHandler
 from a2a.server.tasks import TaskStore
@@ -42,8 +43,10 @@ from a2a.utils.errors import (
 )
 from a2a.utils.task import apply_history_length
 
+from molecule_hermes.errors import StorageFailure
 from molecule_hermes.questions import ASKED, asked_in
 from molecule_hermes.retries import Retries, SentBeforeError
+from molecule_hermes.store import TaskNotStored
 
 __all__ = ["MAX_ID", "BridgeRequestHandler", "StoredContextBuilder"]
 
@@ -61,7 +64,7 @@ class StoredContextBuilder(SimpleRequestContextBuilder):
     """
 
     def __init__(self, store: TaskStore, retries: Retries | None = None) -> None:
-        super().__init__()
+        super().__init__(task_id_generator=store if isinstance(store, IDGenerator) else None)
         self._store = store
         self._retries = Retries(0.0) if retries is None else retries
 
@@ -75,6 +78,8 @@ class StoredContextBuilder(SimpleRequestContextBuilder):
     ) -> RequestContext:
         if context_id and len(context_id) > MAX_ID:
             raise InvalidParamsError(f"a contextId has at most {MAX_ID} characters")
+        if context_id and "\0" in context_id:
+            raise InvalidParamsError("a contextId has no NUL character")
         message_id = params.message.message_id if params is not None else ""
         if task_id and (stored := await self._store.get(task_id, context)):
             if any(message.message_id == message_id for message in stored.history):
@@ -111,8 +116,11 @@ class BridgeRequestHandler(DefaultRequestHandler):
     async def on_cancel_task(
         self, params: CancelTaskRequest, context: ServerCallContext
     ) -> Task | None:
-        with _nothing_leaks():
-            result: Task | None = await super().on_cancel_task(params, context)
+        try:
+            with _nothing_leaks():
+                result: Task | None = await super().on_cancel_task(params, context)
+        except TaskNotStored as failure:
+            return failure.task
         return result
 
     async def on_message_send(
@@ -121,6 +129,8 @@ class BridgeRequestHandler(DefaultRequestHandler):
         try:
             with _nothing_leaks():
                 result: Message | Task = await super().on_message_send(params, context)
+        except TaskNotStored as failure:
+            return failure.task
         except SentBeforeError as before:
             return await self._outcome(before.task_id, params, context)
         return result
@@ -184,21 +194,32 @@ class BridgeRequestHandler(DefaultRequestHandler):
 
 
 async def _guarded(events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    began = False
     while True:
-        with _nothing_leaks():
-            try:
+        try:
+            with _nothing_leaks():
                 event = await anext(events)
-            except StopAsyncIteration:
-                return
+        except StopAsyncIteration:
+            return
+        except TaskNotStored as failure:
+            yield _status(failure.task) if began else failure.task
+            return
         yield event
+        began = True
+
+
+def _status(task: Task) -> TaskStatusUpdateEvent:
+    return TaskStatusUpdateEvent(task_id=task.id, context_id=task.context_id, status=task.status)
 
 
 @contextmanager
 def _nothing_leaks() -> Iterator[None]:
     try:
         yield
-    except (A2AError, SentBeforeError):
+    except (A2AError, SentBeforeError, TaskNotStored, StopAsyncIteration):
         raise
+    except StorageFailure as failure:
+        raise InternalError(f"{failure.message} ({failure.hint})") from failure
     except Exception as error:
         reference = uuid.uuid4().hex[:12]
         logger.exception("a request failed (reference %s)", reference)

@@ -46,6 +46,9 @@ class Health:
         self.started = False
         self.draining = False
 
+    def add(self, name: str, check: Check) -> None:
+        self._checks[name] = check
+
     async def ready(self) -> Report:
         if self.draining:
             return Report(False, {"bridge": {"ok": False, "reason": "shutting down", "hint": ""}})

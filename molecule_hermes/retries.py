@@ -40,6 +40,11 @@ class Retries:
             raise SentBeforeError(known[1])
         self._known[key] = self._clock(), task_id
 
+    def release(self, task_id: str) -> None:
+        """Lets the task's messages be sent again, because nothing came of it."""
+        for key in [key for key, (_, known) in self._known.items() if known == task_id]:
+            del self._known[key]
+
     def _forget_the_old(self) -> None:
         oldest = self._clock() - self._window
         while self._known:

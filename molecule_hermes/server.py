@@ -11,6 +11,9 @@ from typing import Self
 from urllib.parse import urlsplit
 
 import uvicorn
+from a2a.server.agent_execution import RequestContext
+from a2a.server.context import ServerCallContext
+from a2a.server.events.event_queue_v2 import EventQueueSource
 from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes, create_rest_routes
 from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH
 from starlette.applications import Starlette
@@ -35,7 +38,7 @@ from molecule_hermes.health import Check, Health
 from molecule_hermes.metrics import CONTENT_TYPE, CountResponses, Metrics
 from molecule_hermes.ports import cannot_listen
 from molecule_hermes.retries import Retries
-from molecule_hermes.store import MemoryTaskStore
+from molecule_hermes.store import Store, open_store
 from molecule_hermes.transports.base import Transport
 
 __all__ = ["Bridge"]
@@ -75,6 +78,7 @@ class Bridge:
         self.url = ""
         """Where peers reach it, as the card says."""
         self.local_url = ""
+        self._retries = Retries(settings.retry_window)
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -82,8 +86,12 @@ class Bridge:
             listener = self._stack.enter_context(_listen(self._settings))
             self.local_url = _url(self._settings.host, listener.getsockname()[1])
             self.url = self._settings.public_url or self._reachable_url()
+            store = await self._stack.enter_async_context(
+                open_store(self._settings, on_lost=self._give_up)
+            )
+            self.health.add("store", store.check)
             await self._stack.enter_async_context(self._transport)
-            await self._stack.enter_async_context(_Served(self._app(), listener))
+            await self._stack.enter_async_context(_Served(self._app(store), listener))
             self._stack.push_async_callback(self._drain)
             self._stack = self._stack.pop_all()
         return self
@@ -103,9 +111,8 @@ class Bridge:
         )
         return url
 
-    def _app(self) -> Starlette:
+    def _app(self, store: Store) -> Starlette:
         settings = self._settings
-        store = MemoryTaskStore()
         line = Conversations(
             settings.max_running, settings.max_waiting, settings.max_waiting_of_peer
         )
@@ -128,9 +135,9 @@ class Bridge:
         card = build_card(settings, self.url, features, demo=self._demo, warnings=self._warnings)
         handler = BridgeRequestHandler(
             self._executor,
-            store,
+            store.tasks,
             card,
-            request_context_builder=StoredContextBuilder(store, Retries(settings.retry_window)),
+            request_context_builder=StoredContextBuilder(store.tasks, self._retries),
         )
         self._stack.push_async_callback(handler.aclose)
         rpc_paths = _rpc_paths(self.url)
@@ -178,6 +185,16 @@ class Bridge:
 
         endpoints = {"/livez": live, "/readyz": ready, "/startupz": startup, "/healthz": ready}
         return [Route(path, endpoint) for path, endpoint in endpoints.items()]
+
+    async def _give_up(self, task_id: str) -> None:
+        """Stops a turn that nobody hears any more, because its task could not be stored."""
+        self._retries.release(task_id)
+        queue = EventQueueSource()
+        try:
+            context = RequestContext(ServerCallContext(), task_id=task_id)
+            await self._executor.cancel(context, queue)
+        finally:
+            await queue.close(immediate=True)
 
     async def _figures(self, request: Request) -> Response:
         """Not among the open paths: with peer tokens it takes one."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import asdict
 from typing import Any
 
 from a2a.helpers import new_data_part, new_raw_part, new_text_part, new_url_part
 from a2a.server.tasks import TaskUpdater
-from a2a.types import Message, Part, Task, TaskState, TaskStatus
+from a2a.types import Message, Part, Role, Task, TaskState, TaskStatus
 
 from molecule_hermes.errors import TurnFailure
 from molecule_hermes.questions import describe
 from molecule_hermes.turns import FileProduced, Question, ToolProgress, Turn
 
-__all__ = ["asking", "explain", "file", "notice", "submitted", "tool", "working"]
+__all__ = ["asking", "explain", "fail", "file", "notice", "submitted", "tool", "working"]
 
 
 def submitted(turn: Turn, message: Message | None) -> Task:
@@ -59,8 +60,27 @@ async def file(updater: TaskUpdater, produced: FileProduced) -> None:
 
 
 def explain(updater: TaskUpdater, failure: TurnFailure) -> Message:
+    return updater.new_agent_message(_reasons(failure))
+
+
+def fail(task: Task, failure: TurnFailure) -> None:
+    """Ends a task that has no turn to do it, in place; its text stays."""
+    if task.status.HasField("message"):
+        task.history.append(task.status.message)
+    message = Message(
+        role=Role.ROLE_AGENT,
+        message_id=str(uuid.uuid4()),
+        task_id=task.id,
+        context_id=task.context_id,
+        parts=_reasons(failure),
+    )
+    task.status.CopyFrom(TaskStatus(state=TaskState.TASK_STATE_FAILED, message=message))
+    task.status.timestamp.GetCurrentTime()
+
+
+def _reasons(failure: TurnFailure) -> list[Part]:
     text = f"{failure.message} ({failure.hint})" if failure.hint else failure.message
-    return updater.new_agent_message(_parts(text, failure.as_dict()))
+    return _parts(text, failure.as_dict())
 
 
 def _parts(text: str, data: dict[str, Any]) -> list[Part]:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from molecule_hermes.server import Bridge
 from molecule_hermes.transports.base import Transport
 from molecule_hermes.transports.chat import ChatTransport
 from tests.fakes import KEY, FakeHermes, fake_hermes
+from tests.postgres import Postgres, postgres
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +23,12 @@ def _no_real_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("HERMES_HOME", raising=False)
     for name in ("OPENAI_API_KEY", "OPENROUTER_API_KEY", "ANTHROPIC_API_KEY"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def database() -> Iterator[Postgres]:
+    with postgres() as server:
+        yield server
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from molecule_hermes.client import message
 from molecule_hermes.conversations import Conversations
 from molecule_hermes.errors import FAILURES, Interrupted
 from molecule_hermes.executor import HermesAgentProxyExecutor
-from molecule_hermes.store import MemoryTaskStore
+from molecule_hermes.stores.memory import MemoryTaskStore
 from molecule_hermes.turns import (
     Cancelled,
     Completed,
@@ -223,7 +223,8 @@ async def test_a_cancel_that_comes_too_late_leaves_the_task_completed(
 
     monkeypatch.setattr(MemoryTaskStore, "save", slow_save)
     monkeypatch.setattr(HermesAgentProxyExecutor, "cancel", told_cancel)
-    async with bridge(ScriptedTransport(Completed("done"))) as b, peer(b.url) as client:
+    transport = ScriptedTransport(Completed("done"))
+    async with bridge(transport, STORE="memory") as b, peer(b.url) as client:
         task_id = await first_task_id(client.send_message(message("hi")))
         await saving.wait()
         task = await client.cancel_task(CancelTaskRequest(id=task_id))

@@ -102,7 +102,8 @@ class ChatTransport:
 
     async def __aenter__(self) -> Self:
         # A new client per turn would load the TLS store each time, about 40 ms of CPU.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+        # 0, because None leaves aiohttp's own limit of 100 in force.
+        limits = httpx.Limits(max_connections=0, max_keepalive_connections=100)
         self._client = httpx.AsyncClient(
             transport=AiohttpTransport(limits=limits),
             timeout=self._timeout,

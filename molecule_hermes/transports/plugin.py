@@ -53,6 +53,7 @@ logger = logging.getLogger(__name__)
 
 _SEND_TIMEOUT = 10.0
 _SENDS = 5
+_CONNECTIONS = 64
 _FIRST_RETRY = 0.5
 _LAST_RETRY = 5.0
 _GAP = 2.0
@@ -98,7 +99,8 @@ class PluginTransport:
     async def __aenter__(self) -> Self:
         await self._server.__aenter__()
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            # A POST is answered at once: a few connections carry any number of turns.
+            connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
             timeout=aiohttp.ClientTimeout(total=_SEND_TIMEOUT, connect=3.0),
             headers={SECRET_HEADER: self._secret} if self._secret else {},
         )

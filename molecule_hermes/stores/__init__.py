@@ -1,0 +1,1 @@
+"""Where tasks live: in memory, in a SQLite file, in PostgreSQL."""
