@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import subprocess
 import sys
@@ -10,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from molecule_hermes.cli import _Redacted, main
-from molecule_hermes.client import send
-from molecule_hermes.errors import StartError
-from molecule_hermes.turns import Completed, TextDelta, ToolProgress
+from molecule_hermes.turns import Completed
 from tests.conftest import StartBridge
 from tests.fakes import ScriptedTransport, free_port
 
@@ -77,45 +74,6 @@ def test_the_doctor_names_each_failure_and_its_remedy(tmp_path: Path) -> None:
     assert ended.stdout.count("→") == ended.stdout.count("FAIL")
     assert "ok    python" in ended.stdout
     assert "Traceback" not in ended.stdout + ended.stderr
-
-
-async def test_send_prints_the_reply_as_it_comes_and_progress_beside_it(
-    bridge: StartBridge,
-) -> None:
-    transport = ScriptedTransport(
-        TextDelta("Looking."),
-        ToolProgress("terminal", "start", "ls"),
-        TextDelta("Found ", replace=True),
-        TextDelta("it."),
-        Completed("Found it."),
-    )
-    out, err = io.StringIO(), io.StringIO()
-    async with bridge(transport) as b:
-        assert await send(b.url, "hi", out, err, context_id="ctx") == 0
-    assert out.getvalue() == "Looking.\nFound it.\n"
-    assert "· terminal: ls" in err.getvalue()
-    assert "--context ctx" in err.getvalue()
-
-
-async def test_send_as_json_prints_raw_events(bridge: StartBridge) -> None:
-    out = io.StringIO()
-    async with bridge(ScriptedTransport(Completed("x"))) as b:
-        assert await send(b.url, "hi", out, io.StringIO(), raw=True) == 0
-    assert out.getvalue().count("\n") >= 3
-    assert '"TASK_STATE_COMPLETED"' in out.getvalue()
-
-
-async def test_send_exits_1_for_a_failed_turn_and_says_why(bridge: StartBridge) -> None:
-    err = io.StringIO()
-    async with bridge(ScriptedTransport(RuntimeError("x"))) as b:
-        assert await send(b.url, "hi", io.StringIO(), err) == 1
-    assert "failed: something went wrong" in err.getvalue()
-
-
-async def test_send_without_a_token_says_how_to_pass_one(bridge: StartBridge) -> None:
-    async with bridge(ScriptedTransport(), PEER_TOKENS="a:0123456789") as b:
-        with pytest.raises(StartError, match="--token"):
-            await send(b.url, "hi", io.StringIO(), io.StringIO())
 
 
 @pytest.mark.parametrize("command", [["send", "hi"], ["card"], ["doctor"]])
