@@ -21,7 +21,12 @@ from a2a.types import (
     TaskState,
     TaskStatus,
 )
-from a2a.utils.errors import A2AError, TaskNotCancelableError, UnsupportedOperationError
+from a2a.utils.errors import (
+    A2AError,
+    MethodNotFoundError,
+    TaskNotCancelableError,
+    UnsupportedOperationError,
+)
 from google.protobuf import json_format
 
 from molecule_hermes.client import connect, message
@@ -123,7 +128,7 @@ class _Exchange:
             async with self._cancels_when_interrupted():
                 await self._converse(request)
         except asyncio.CancelledError:
-            self._printer.say(f"left; {self._may_still_run()}")
+            self._printer.interrupted(f"left; {self._may_still_run()}")
             raise
         # ValueError: what the SDK raises for an answer without a result.
         except (A2AError, httpx.HTTPError, json_format.Error, ValueError) as error:
@@ -161,10 +166,11 @@ class _Exchange:
         return False
 
     def _note(self, event: StreamResponse) -> None:
-        if event.HasField("message"):
-            self._status = TaskStatus(state=TaskState.TASK_STATE_COMPLETED)
-            return
         kind = event.WhichOneof("payload")
+        if kind == "message":
+            self._status = TaskStatus(state=TaskState.TASK_STATE_COMPLETED)
+        if kind in (None, "message"):
+            return
         told = getattr(event, kind)
         self._task_id = told.id if kind == "task" else told.task_id
         self._context_id = told.context_id
@@ -189,8 +195,8 @@ class _Exchange:
         try:
             async for event in self._client.subscribe(SubscribeToTaskRequest(id=self._task_id)):
                 yield event
-        except (UnsupportedOperationError, NotImplementedError):
-            # It has ended, or the agent does not stream.
+        except (UnsupportedOperationError, MethodNotFoundError, NotImplementedError):
+            # It has ended, or the agent cannot say more.
             task = await self._client.get_task(GetTaskRequest(id=self._task_id))
             yield StreamResponse(task=task)
 
@@ -250,14 +256,20 @@ class _Exchange:
         return line
 
     async def _until_it_goes_on(self) -> None:
-        """Until the question is gone: expired, withdrawn, or answered by another."""
+        """Until the question is gone (expired, withdrawn, answered by another) or the line breaks.
+
+        An agent that cannot tell never ends this; whoever answers too late will be told.
+        """
         asked = self._status.message.message_id
-        async with aclosing(self._follow()) as events:
-            async for event in events:
-                status = status_in(event)
-                if status is not None and status.message.message_id != asked:
-                    return
-        # Nobody tells; whoever answers will be told.
+        try:
+            async with aclosing(self._follow()) as events:
+                async for event in events:
+                    status = status_in(event)
+                    if status is not None and status.message.message_id != asked:
+                        return
+        except A2AError as error:
+            if _is_broken(error):
+                return
         await asyncio.get_running_loop().create_future()
 
     async def _answer(self, text: str) -> AsyncGenerator[StreamResponse, None]:
@@ -265,6 +277,7 @@ class _Exchange:
         if asked := self._question.get("question_id"):
             data = new_data_part({"question_id": asked, "answer": text})
             request.message.parts[0].CopyFrom(data)
+        self._status = TaskStatus()
         try:
             async for event in self._client.send_message(request):
                 yield event
@@ -287,7 +300,7 @@ class _Exchange:
 
     async def _cancel_when_interrupted(self) -> None:
         await self._interrupts.asked.wait()
-        self._printer.say("cancelling … (Ctrl-C again leaves)")
+        self._printer.interrupted("cancelling … (Ctrl-C again leaves)")
         await self._begun.wait()
         try:
             await self._client.cancel_task(CancelTaskRequest(id=self._task_id))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shlex
 import sys
 import termios
@@ -74,6 +75,10 @@ class Printer:
 
     def answered(self) -> None:
         self._screen.line_was_ended()
+
+    def interrupted(self, text: str) -> None:
+        self._screen.was_interrupted()
+        self.say(text)
 
     def end_line(self) -> None:
         self._screen.end_line()
@@ -167,7 +172,7 @@ class _Screen:
         """Indented where it goes on, and without anything that a terminal would obey."""
         self.end_line()
         shown = "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text.strip())
-        self._err.write(mark + shown.replace("\n", "\n" + " " * len(mark)) + "\n")
+        self._err.write(mark + re.sub(r"\n(?=.)", "\n" + " " * len(mark), shown) + "\n")
         self._err.flush()
 
     def prompt(self, text: str) -> None:
@@ -185,6 +190,11 @@ class _Screen:
     def line_was_ended(self) -> None:
         """By the person at the prompt."""
         self._unfinished = None
+
+    def was_interrupted(self) -> None:
+        """A terminal shows ^C where it is pressed."""
+        if self._err.isatty():
+            self._unfinished = self._unfinished or self._err
 
 
 def forget_typed(terminal: int) -> None:

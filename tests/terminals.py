@@ -18,7 +18,7 @@ class AtTerminal:
     """The command with a terminal of its own for input, output and errors."""
 
     def __init__(self, *arguments: str) -> None:
-        self._command = [sys.executable, "-m", "molecule_hermes.cli", *arguments]
+        self._command = [sys.executable, "-m", "molecule_hermes", *arguments]
         self._seen = b""
         self._more = asyncio.Event()
 

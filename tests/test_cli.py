@@ -16,7 +16,7 @@ from tests.fakes import ScriptedTransport, free_port
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "molecule_hermes.cli", *arguments],
+        [sys.executable, "-m", "molecule_hermes", *arguments],
         env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environ},
         capture_output=True,
         text=True,
@@ -31,6 +31,15 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         main([command, "--help"])
     assert ended.value.code == 0
     assert command in capsys.readouterr().out
+
+
+def test_an_interrupt_while_the_command_is_loaded_leaves_no_trace(tmp_path: Path) -> None:
+    (tmp_path / "uvloop.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    command = [sys.executable, "-m", "molecule_hermes", "card"]
+    ended = subprocess.run(
+        command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout + ended.stderr) == (130, b"")
 
 
 def test_a_wrong_command_exits_2() -> None:

@@ -54,29 +54,43 @@ class Desk:
 
 
 class FakeAgent:
-    """An agent of another kind: it does not stream, and answers with a message."""
+    """An agent of another kind: it may not stream, and answers with a message."""
 
     def __init__(self) -> None:
         self.url = ""
         self.parts: list[Any] = []
+        self.methods: list[str] = []
         self.asked_for_card = False
-        self.card_waits = self.answer_waits = False
+        self.card_waits = self.answer_waits = self.streams = False
         parts = [{"text": "seen"}]
-        self.result: Any = {"message": {"messageId": "m", "role": "ROLE_AGENT", "parts": parts}}
+        message = {"messageId": "m", "role": "ROLE_AGENT", "parts": parts}
+        self.answers: list[list[Any]] = [[{"message": message}]]
+        """The events for each message; the last ones again and again."""
 
     async def card(self, request: web.Request) -> web.Response:
         self.asked_for_card = True
         if self.card_waits:
             await asyncio.sleep(60)
         interface = {"url": self.url, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}
-        return web.json_response({"name": "n", "supportedInterfaces": [interface]})
+        can = {"streaming": self.streams}
+        card = {"name": "n", "capabilities": can, "supportedInterfaces": [interface]}
+        return web.json_response(card)
 
     async def rpc(self, request: web.Request) -> web.Response:
         body = await request.json()
+        self.methods.append(body["method"])
+        envelope = {"jsonrpc": "2.0", "id": body["id"]}
+        if not body["method"].startswith("Send"):
+            error = {"code": -32601, "message": "no such method"}
+            return web.json_response(envelope | {"error": error})
         self.parts.append(body["params"]["message"]["parts"])
         if self.answer_waits:
             await asyncio.sleep(60)
-        return web.json_response({"jsonrpc": "2.0", "id": body["id"], "result": self.result})
+        events = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if not self.streams:
+            return web.json_response(envelope | {"result": events[0]})
+        lines = (f"data: {json.dumps(envelope | {'result': event})}\n\n" for event in events)
+        return web.Response(text="".join(lines), content_type="text/event-stream")
 
 
 @pytest.fixture
@@ -276,7 +290,7 @@ def test_a_folder_that_is_a_file_is_one_line_and_exits_2(tmp_path: Path) -> None
 
 
 async def test_files_are_sent_with_their_name_and_media_type(
-    agent: FakeAgent, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    agent: FakeAgent, tmp_path: Path
 ) -> None:
     (tmp_path / "a.txt").write_bytes(b"hello")
     (tmp_path / "b.unknown-kind").write_bytes(b"\0\1")
@@ -324,7 +338,7 @@ def test_a_file_name_that_is_not_utf8_is_sent_as_far_as_it_can_be_read(tmp_path:
     "arguments", [[], ["--save", "x"], ["yes", "--task", "t", "--file", __file__]]
 )
 def test_what_makes_no_sense_is_one_line_and_exits_2(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["send", *arguments]) == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -346,7 +360,7 @@ async def test_without_a_terminal_a_question_ends_the_command_and_can_be_answere
         answered = await asyncio.to_thread(run, *command.split()[1:])
     assert asked.returncode == 1
     assert asked.stdout == "So far. \n"
-    assert "? may I run rm -rf x?\n  \n  (once / session / deny)\n" in asked.stderr
+    assert "? may I run rm -rf x?\n\n  (once / session / deny)\n" in asked.stderr
     assert asked.stderr.endswith(f"task {task.id} waits for the answer: {command}\n")
     assert state(task) == "INPUT_REQUIRED"
     assert transport.answers == [("q1", "once")]
@@ -413,7 +427,7 @@ async def test_a_question_is_asked_at_the_prompt_until_its_answer_is_taken(
     assert "? 'perhaps' is none of the choices; answer once, session, deny, yes or no\n" in (
         terminal.seen
     )
-    assert "? which colour?\n  \n  (Red / Blue)\nanswer> " in terminal.seen
+    assert "? which colour?\n\n  (Red / Blue)\nanswer> " in terminal.seen
     answer = next(m for m in task.history if m.parts[0].HasField("data"))
     assert dict(answer.parts[0].data.struct_value)["question_id"] == "q1"
 
@@ -639,15 +653,39 @@ async def test_an_agent_that_does_not_stream_is_shown_at_its_end(agent: FakeAgen
     artifacts = [{"artifactId": "1", "parts": [{"text": "a"}]}]
     artifacts += [{"artifactId": "2", "parts": [{"text": "b"}]}]
     status = {"state": "TASK_STATE_COMPLETED"}
-    agent.result = {"task": {"id": "t", "contextId": "c", "status": status, "artifacts": artifacts}}
+    task = {"id": "t", "contextId": "c", "status": status, "artifacts": artifacts}
+    agent.answers = [[{"task": task}]]
     sent = await Desk().send(agent.url)
     assert (sent.code, sent.out) == (0, "a\nb\n")
 
 
+@pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize("result", [{"message": 7}, {"task": {"status": {"state": {}}}}, [], {}])
 async def test_an_answer_that_cannot_be_read_is_one_line_and_exits_1(
-    agent: FakeAgent, result: Any
+    agent: FakeAgent, result: Any, streams: bool
 ) -> None:
-    agent.result = result
+    agent.streams = streams
+    agent.answers = [[result]]
     ended = await asyncio.to_thread(run, "send", "hi", "--url", agent.url)
     assert (ended.returncode, ended.stderr.count("\n")) == (1, 1), ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+async def test_an_agent_that_asks_in_its_own_way_is_answered_in_text(agent: FakeAgent) -> None:
+    ids = {"taskId": "t", "contextId": "c"}
+    question = {"messageId": "m", "role": "ROLE_AGENT", "parts": [{"text": "which colour?"}]}
+    asks = {"state": "TASK_STATE_INPUT_REQUIRED", "message": question}
+    painted = {"artifactId": "a", "parts": [{"text": "Painted."}]}
+    done = {"state": "TASK_STATE_COMPLETED"}
+    agent.streams = True
+    agent.answers = [
+        [{"statusUpdate": ids | {"status": asks}}],
+        [{"artifactUpdate": ids | {"artifact": painted}}, {"statusUpdate": ids | {"status": done}}],
+    ]
+    async with AtTerminal("send", "paint", "--url", agent.url) as terminal:
+        await terminal.shows("answer> ")
+        await until(lambda: "GetTask" in agent.methods)
+        terminal.type("blue\n")
+        assert await terminal.ends() == 0
+    assert agent.parts[1] == [{"text": "blue"}]
+    assert terminal.seen.startswith("? which colour?\nanswer> blue\nPainted.\n")
