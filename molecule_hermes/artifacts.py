@@ -24,7 +24,7 @@ UPDATE = "update"
 
 
 def last_update(artifact: Artifact) -> int:
-    number = artifact.metadata.get(UPDATE, 0)
+    number = artifact.metadata[UPDATE] if UPDATE in artifact.metadata else 0  # noqa: SIM401
     return int(number) if isinstance(number, float) else 0
 
 

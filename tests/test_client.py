@@ -220,7 +220,7 @@ async def test_files_that_come_are_kept_under_safe_names(
         "file": b"from ",
         "b.txt": b"from ..\\b.txt",
         "bashrc": b"from .bashrc",
-        "a__.txt": b"from a\x1b\n.txt",
+        "a_.txt": b"from a\x1b\n.txt",
     }
     assert list(tmp_path.rglob("x")) == [folder / "x"]
     assert f"· file: a.txt (text/plain, 10 bytes) saved to {folder}/a-1.txt\n" in sent.err
