@@ -211,6 +211,16 @@ async def test_a_folder_that_cannot_be_made_is_told_by_name(tmp_path: Path) -> N
             pass
 
 
+async def test_a_disk_that_is_full_at_the_start_says_so(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = (*database._PRAGMAS, "PRAGMA max_page_count = 4")
+    monkeypatch.setattr(database, "_PRAGMAS", limit)
+    with pytest.raises(StartError, match="disk is full — make room"):
+        async with filled(path):
+            pass
+
+
 # While it runs.
 
 
@@ -234,8 +244,8 @@ async def test_a_full_disk_is_told_and_gets_well(
     with monkeypatch.context() as patch:
         patch.setattr(database, "_PRAGMAS", limit)
         async with filled(path, task("t")) as store:
-            with pytest.raises(StorageFailure, match="the disk is full"):
-                await store.save(task("lost", text="x" * 100_000), context())
+            await store.check()
+            await fails(store, "the disk is full")
             assert await found(store) == ["t"]
             patch.undo()
             await works(store)
