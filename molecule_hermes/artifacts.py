@@ -33,12 +33,10 @@ class ReplyArtifact:
         self._exists = False
         self._append = False
         self._next_at = 0.0
-        self._dirty = asyncio.Event()
         self._sending = asyncio.Lock()
         self._flusher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._flusher = asyncio.create_task(self._flush_in_time(), name="reply-flusher")
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -58,8 +56,8 @@ class ReplyArtifact:
         self._pending_size += len(text)
         if self._pending_size >= self._size or time.monotonic() >= self._next_at:
             await self.flush()
-        else:
-            self._dirty.set()
+        elif self._flusher is None or self._flusher.done():
+            self._flusher = asyncio.create_task(self._flush_in_time(), name="reply-flusher")
 
     async def flush(self) -> None:
         """Sends what waits, so that what is emitted next comes after it."""
@@ -98,8 +96,6 @@ class ReplyArtifact:
         )
 
     async def _flush_in_time(self) -> None:
-        while True:
-            await self._dirty.wait()
-            self._dirty.clear()
+        while self._pending:
             await asyncio.sleep(max(0.0, self._next_at - time.monotonic()))
             await self.flush()

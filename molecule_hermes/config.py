@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from molecule_hermes.errors import ConfigError
+from molecule_hermes.wire import MAX_ATTACHMENTS, MAX_FILE_BYTES
 
 __all__ = ["Settings", "http_url", "is_loopback", "settings_table", "unknown_variables"]
 
@@ -62,6 +63,20 @@ def _store(value: object) -> object:
     if scheme not in ("postgres", "postgresql", "postgresql+asyncpg") or not rest:
         raise ValueError("no store")
     return f"postgresql+asyncpg://{rest}"
+
+
+_HOST = re.compile(
+    r"([\w.-]+|\[[0-9a-f:.]+\])(:\d{1,5})?|[0-9a-f:.]*:[0-9a-f:.]*:[0-9a-f:.]*", re.I
+)
+
+
+def _hosts(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    hosts = tuple(filter(None, (entry.strip() for entry in value.split(","))))
+    if not all(_HOST.fullmatch(host) for host in hosts):
+        raise ValueError("bad entry")
+    return hosts
 
 
 Url = Annotated[str, BeforeValidator(http_url)]
@@ -155,7 +170,18 @@ class Settings(BaseModel):
         "never",
     )
     max_body: Annotated[int, Field(ge=1024, le=2**31)] = _own(
-        "MAX_BODY", 10 * 2**20, "bytes of a request's body, 1024 or more"
+        "MAX_BODY", 16 * 2**20, "bytes of a request's body, 1024 or more"
+    )
+    max_files: Annotated[int, Field(ge=0, le=MAX_ATTACHMENTS)] = _own(
+        "MAX_FILES", MAX_ATTACHMENTS, f"files and data parts of a message, 0 to {MAX_ATTACHMENTS}"
+    )
+    max_file: Annotated[int, Field(ge=1, le=MAX_FILE_BYTES)] = _own(
+        "MAX_FILE", MAX_FILE_BYTES, f"bytes of a file in a message, 1 to {MAX_FILE_BYTES}"
+    )
+    file_hosts: Annotated[tuple[str, ...], BeforeValidator(_hosts)] = _own(
+        "FILE_HOSTS",
+        (),
+        "host,host:port,… — where files may be fetched from although it is not public",
     )
     token: SecretStr | None = _own("TOKEN", None, "a peer's token, for `send` and `doctor`")
     compat_v03: bool = _own("COMPAT_V03", True, "true or false: serve A2A 0.3 clients too")
@@ -280,7 +306,7 @@ def settings_table() -> str:
     """The table in the README, from the fields themselves."""
     rows = ["| variable | default | takes |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
-        shown = "" if field.default in (None, "", {}) else str(field.default)
+        shown = "" if field.default in (None, "", {}, ()) else str(field.default)
         if name == "state_dir":
             shown = "~/.local/state/molecule-hermes"
         elif name == "store":

@@ -6,6 +6,9 @@ told, and obeys directives in the last user message (`docs/demo-model.md` lists 
     demo:slow[=SECONDS]   stream word by word, that long apart
     demo:words=N          answer with N numbered words
     demo:run COMMAND      call Hermes's terminal tool (the rest of the line), then report
+    demo:read             print the first file that came with the message, with that tool
+    demo:file=NAME TEXT   write a file with that tool (base64:… for bytes) and hand it over
+    demo:say TEXT         answer just that
     demo:ask[=A|B] TEXT   ask that question through Hermes's clarify tool, then report the answer
     demo:call=TOOL {JSON} call any tool of Hermes with these arguments, then report
     demo:fail=CAUSE       fail as a provider would: 401, 404, 429, 500, quota, context, page
@@ -19,9 +22,12 @@ told, and obeys directives in the last user message (`docs/demo-model.md` lists 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import contextlib
 import json
 import re
+import shlex
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -37,6 +43,10 @@ DEMO_MODEL = "molecule-demo"
 
 _MAX_BODY = 64 * 2**20
 _DIRECTIVE = re.compile(r"demo:(\w+)(?:=([^\s]+))?(?:[ \t]+([^\n]+))?")
+# How Hermes tells where it put a file that came with a message (gateway/run.py:2290).
+_PLACE = re.compile(r"(?:saved|attached) at: (/.+?)(?:\. Its |\])")
+_FILE_NOTE = re.compile(r"\[The user sent [^\]]*?'([^'\]]*)'[^\]]*\]")
+_IMAGE_NOTE = re.compile(r"\s*\[Image attached at: [^\]]*\]")
 _FAILURES: Mapping[str, tuple[int, str, str]] = {
     "401": (401, "invalid_api_key", "Incorrect API key provided: sk-demo0123456789abcdef."),
     "404": (404, "model_not_found", "The model `molecule-demo` does not exist."),
@@ -84,7 +94,7 @@ async def _completions(request: web.Request) -> web.StreamResponse:
         messages = []
     if not messages:
         return _error(400, "invalid_request_error", "the body must be JSON with `messages`")
-    last_user = _text(next((m for m in reversed(messages) if m.get("role") == "user"), {}))
+    last_user = _text(_last_user(messages))
     directives = {name: (value, rest) for name, value, rest in _DIRECTIVE.findall(last_user)}
     if cause := directives.get("fail", ("", ""))[0]:
         return _error(*_FAILURES.get(cause, _FAILURES["500"]))
@@ -103,12 +113,15 @@ def _answer(
     messages: list[dict[str, Any]], last_user: str, directives: Mapping[str, tuple[str, str]]
 ) -> _Answer:
     pause = _number(directives["slow"][0], 0.15) if "slow" in directives else 0.0
-    fixed = {"empty": "", "silent": "[SILENT]", "clock": f"{time.time():.6f} seconds"}
-    if said := next((name for name in fixed if name in directives), ""):
-        return _Answer(fixed[said], pause=pause)
+    said = directives.get("say", ("", ""))[1]
+    fixed = {"empty": "", "silent": "[SILENT]", "say": said, "clock": f"{time.time():.6f} seconds"}
+    if name := next((name for name in fixed if name in directives), ""):
+        return _Answer(fixed[name], pause=pause)
     if messages[-1].get("role") == "tool":
-        return _Answer(f"The tool answered: {_text(messages[-1])[:2000]}", pause=pause)
-    if tool := _tool(directives):
+        told = _text(messages[-1])
+        text = _handing_over(told) if "file" in directives else f"The tool answered: {told[:2000]}"
+        return _Answer(text, pause=pause)
+    if tool := _tool(last_user, directives):
         return _Answer("I will run that now.", tool=tool, pause=pause)
     if "words" in directives:
         count = int(_number(directives["words"][0], 100))
@@ -116,9 +129,11 @@ def _answer(
     return _Answer(_echo(messages, last_user), pause=pause, broken="break" in directives)
 
 
-def _tool(directives: Mapping[str, tuple[str, str]]) -> tuple[str, dict[str, Any]] | None:
-    if "run" in directives:
-        return "terminal", {"command": directives["run"][1] or "true"}
+def _tool(
+    last_user: str, directives: Mapping[str, tuple[str, str]]
+) -> tuple[str, dict[str, Any]] | None:
+    if command := _command(last_user, directives):
+        return "terminal", {"command": command}
     if "ask" in directives:
         choices, question = directives["ask"]
         asked = {"question": question or "Which one?"}
@@ -130,13 +145,66 @@ def _tool(directives: Mapping[str, tuple[str, str]]) -> tuple[str, dict[str, Any
     return None
 
 
+def _command(last_user: str, directives: Mapping[str, tuple[str, str]]) -> str:
+    """What the terminal tool is called with, if it is."""
+    if "run" in directives:
+        return directives["run"][1] or "true"
+    if "read" in directives:
+        place = _PLACE.search(last_user)
+        return f"cat {shlex.quote(place[1])}" if place else "echo no file came along"
+    if "file" in directives:
+        name, text = directives["file"]
+        path = shlex.quote("./" + (name.rpartition("/")[2] or "file.txt"))
+        plain = not text.startswith("base64:")
+        data = base64.b64encode(text.encode()).decode() if plain else text.removeprefix("base64:")
+        return f"printf %s {shlex.quote(data)} | base64 -d > {path} && realpath {path}"
+    return ""
+
+
+def _handing_over(told: str) -> str:
+    """Hermes hands over what an answer names so; the terminal tool answers in JSON."""
+    try:
+        path = json.loads(told)["output"].strip().splitlines()[-1]
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return f"The file was not made: {told[:2000]}"
+    return f"Here is the file.\nMEDIA:{path}"
+
+
 def _echo(messages: list[dict[str, Any]], last_user: str) -> str:
-    said = [_text(m).strip() for m in messages if m.get("role") == "user"]
-    reply = f"Demo model here (not a real one, I only repeat). You said: {last_user.strip()}"
+    said = [_repeated(_text(m)) for m in messages if m.get("role") == "user"]
+    reply = f"Demo model here (not a real one, I only repeat). You said: {_repeated(last_user)}"
+    if images := _images(_last_user(messages)):
+        reply += f"\nI see {len(images)} image{'s' * (len(images) > 1)}: {'; '.join(images)}"
     if earlier := [s for s in said[:-1] if s]:
         quoted = "; ".join(s[:200] for s in earlier[-5:])
         reply += f"\nEarlier in this conversation you said: {quoted}"
     return reply
+
+
+def _last_user(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    return next((m for m in reversed(messages) if m.get("role") == "user"), {})
+
+
+def _repeated(text: str) -> str:
+    """Without the paths that Hermes adds: it would hand over the files that an answer names."""
+    return _FILE_NOTE.sub(r"[file: \1]", _IMAGE_NOTE.sub("", text)).strip()
+
+
+def _images(message: Mapping[str, Any]) -> list[str]:
+    """Type and size of the images in a message."""
+    content = message.get("content")
+    parts = [p for p in content if isinstance(p, dict)] if isinstance(content, list) else []
+    links = [p.get("image_url") for p in parts if p.get("type") == "image_url"]
+    return [_image(str(link.get("url"))) for link in links if isinstance(link, dict)]
+
+
+def _image(url: str) -> str:
+    head, comma, data = url.partition(",")
+    if not comma or not head.startswith("data:"):
+        return "an address"
+    with contextlib.suppress(binascii.Error, ValueError):
+        return f"{head[5:].partition(';')[0]}, {len(base64.b64decode(data))} bytes"
+    return "broken"
 
 
 def _text(message: Mapping[str, Any]) -> str:

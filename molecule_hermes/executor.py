@@ -16,18 +16,18 @@ import contextlib
 import logging
 import time
 import uuid
-from collections import deque
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from a2a.server.agent_execution import AgentExecutor, RequestContext
 from a2a.server.events import EventQueue
 from a2a.server.tasks import TaskUpdater
-from a2a.types import Message, TaskState
+from a2a.types import TaskState
 
 from molecule_hermes import updates
 from molecule_hermes.artifacts import ReplyArtifact
+from molecule_hermes.attachments import Attachments, without_bytes
 from molecule_hermes.conversations import Conversations, Slot
 from molecule_hermes.errors import (
     BadRequest,
@@ -35,6 +35,7 @@ from molecule_hermes.errors import (
     Draining,
     InternalFailure,
     Interrupted,
+    TooLarge,
     TurnFailure,
     TurnTimeout,
 )
@@ -59,8 +60,6 @@ __all__ = ["HermesAgentProxyExecutor"]
 
 logger = logging.getLogger(__name__)
 
-NOTHING_TO_DO = "empty prompt — nothing to do"
-
 
 @dataclass(eq=False, slots=True)
 class _Run:
@@ -72,7 +71,7 @@ class _Run:
     deadline: asyncio.Timeout
     task: asyncio.Task[None] | None = None
     slot: Slot | None = None
-    events: deque[TurnEvent] = field(default_factory=deque)
+    events: list[TurnEvent] = field(default_factory=list)
     """What the peer has not been shown yet; it waits while a question does."""
     showing: asyncio.Lock = field(default_factory=asyncio.Lock)
     question: Question | None = None
@@ -117,6 +116,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         transport: Transport,
         conversations: Conversations | None = None,
         *,
+        attachments: Attachments | None = None,
         turn_timeout: float = 600.0,
         cancel_timeout: float = 10.0,
         approvals: Literal["ask", "deny"] = "ask",
@@ -125,6 +125,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
     ) -> None:
         self._transport = transport
         self._conversations = conversations or Conversations()
+        self._attachments = attachments or Attachments(transport.features)
         self._turn_timeout = turn_timeout
         self._cancel_timeout = cancel_timeout
         self._approvals = approvals
@@ -201,7 +202,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
         deadline = asyncio.timeout(self._turn_timeout)
         run = self._runs[turn.task_id] = _Run(turn, updater, ReplyArtifact(updater), deadline)
         if context.current_task is None:
-            await event_queue.enqueue_event(updates.submitted(turn, context.message))
+            kept = without_bytes(context.message) if context.message is not None else None
+            await event_queue.enqueue_event(updates.submitted(turn, kept))
         run.task = asyncio.create_task(self._conduct(run, context), name=f"turn:{turn.message_id}")
         return run
 
@@ -222,7 +224,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
         try:
             async with run.deadline, run.reply:
                 _refuse_an_answer_to_nobody(context)
-                _refuse_what_cannot_be_passed_on(context.message)
+                text, files = await self._attachments.read(context.message)
+                run.turn = replace(run.turn, text=text, attachments=files)
                 return Cancelled() if run.cancelled else await self._in_line(run)
         except TimeoutError:
             if run.cancelled:
@@ -251,7 +254,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
             async for event in events:
                 if is_last(event):
                     run.question = None
-                    run.events = deque(e for e in run.events if not isinstance(e, Question))
+                    run.events = [e for e in run.events if not isinstance(e, Question)]
                     await self._show_events(run)
                     return event
                 if isinstance(event, Notice) and event.withdraws:
@@ -264,7 +267,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         """Shows the peer what has come, in order, up to the next question."""
         async with run.showing:
             while run.events and run.question is None and not run.over:
-                await self._show(run, run.events.popleft())
+                await self._show(run, run.events.pop(0))
 
     async def _show(self, run: _Run, event: TurnEvent) -> None:
         if isinstance(event, TextDelta):
@@ -343,7 +346,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
     async def _withdraw(self, run: _Run, question_id: str) -> None:
         """Hermes waits no longer for that answer."""
         async with run.showing:
-            run.events = deque(e for e in run.events if not _asks(e, question_id))
+            run.events = [e for e in run.events if not _asks(e, question_id)]
             if run.question is not None and _asks(run.question, question_id):
                 run.settle(run.question)
 
@@ -393,8 +396,8 @@ def _asks(event: TurnEvent, question_id: str) -> bool:
 
 
 def _failed_state(run: _Run, failure: TurnFailure) -> TaskState:
-    """REJECTED is for what never began: nothing to do, no room, shutting down."""
-    if not run.accepted and isinstance(failure, BadRequest | Busy | Draining):
+    """REJECTED is for what never began: nothing to do, no room, too large, shutting down."""
+    if not run.accepted and isinstance(failure, BadRequest | Busy | Draining | TooLarge):
         return TaskState.TASK_STATE_REJECTED
     return TaskState.TASK_STATE_FAILED
 
@@ -406,7 +409,7 @@ def _turn(context: RequestContext) -> Turn:
         peer=user.user_name if user.is_authenticated else "",
         context_id=context.context_id or "",
         task_id=context.task_id or "",
-        text=context.get_user_input().strip(),
+        text="",
     )
 
 
@@ -416,20 +419,6 @@ def _refuse_an_answer_to_nobody(context: RequestContext) -> None:
         raise Interrupted(
             "the turn that asked is gone", hint="send the message again, without taskId"
         )
-
-
-def _refuse_what_cannot_be_passed_on(message: Message | None) -> None:
-    """Raises `BadRequest` for parts other than text, by name, and for no text at all."""
-    parts = message.parts if message is not None else ()
-    for number, part in enumerate(parts, 1):
-        if part.WhichOneof("content") not in ("text", None):
-            what = part.filename or part.media_type or part.WhichOneof("content")
-            raise BadRequest(
-                f"part {number} ({what}) is not text; this agent takes text only",
-                hint="send the content as a text part",
-            )
-    if not any(part.text.strip() for part in parts):
-        raise BadRequest(NOTHING_TO_DO, hint="send a text part")
 
 
 def _figures(run: _Run, last: TurnEvent) -> dict[str, Any]:

@@ -116,6 +116,8 @@ def demo_choice(base_url: str) -> ModelChoice:
         "api_key": "demo",
         "api_mode": "chat_completions",
         "context_length": 200_000,
+        # Else Hermes describes images instead of showing them (agent/image_routing.py:161).
+        "supports_vision": True,
     }
     return ModelChoice(block, "no model key is set")
 

@@ -25,6 +25,8 @@ from starlette.routing import BaseRoute, Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from molecule_hermes import __version__
+from molecule_hermes.addresses import PublicOnly
+from molecule_hermes.attachments import Attachments
 from molecule_hermes.card import build_card
 from molecule_hermes.config import Settings, is_loopback
 from molecule_hermes.conversations import Conversations
@@ -117,6 +119,12 @@ class Bridge:
         self._executor = HermesAgentProxyExecutor(
             self._transport,
             line,
+            attachments=Attachments(
+                self._transport.features,
+                addresses=PublicOnly(settings.file_hosts),
+                max_files=settings.max_files,
+                max_file=settings.max_file,
+            ),
             turn_timeout=settings.turn_timeout,
             approvals=settings.approvals,
             question_timeout=settings.question_timeout,

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
 from a2a.helpers import get_data_parts, get_text_parts
-from a2a.types import SendMessageRequest, StreamResponse, Task, TaskState
+from a2a.types import Part, SendMessageRequest, StreamResponse, Task, TaskState
 
 from molecule_hermes.artifacts import REPLY
 from molecule_hermes.client import message
@@ -95,6 +95,12 @@ class Turn:
             elif event.HasField("task") and event.task.artifacts:
                 text = reply_text(event.task)
         return text
+
+    @property
+    def file_parts(self) -> list[Part]:
+        """The files that came as artifacts of their own."""
+        updates = (e.artifact_update for e in self.events if e.HasField("artifact_update"))
+        return [u.artifact.parts[0] for u in updates if u.artifact.artifact_id != REPLY]
 
     @property
     def files(self) -> int:

@@ -3,12 +3,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
 from molecule_hermes.errors import AuthFailure, Unreachable
-from molecule_hermes.transports.chat import MAX_TEXT, ChatTransport
+from molecule_hermes.transports.chat import MAX_BODY, MAX_TEXT, ChatTransport
 from molecule_hermes.turns import (
+    Attachment,
     Cancelled,
     Completed,
     Failed,
@@ -64,6 +66,41 @@ async def test_the_reply_streams_and_ends_with_its_usage(
         TextDelta("ng"),
         Completed("pong", Usage(3, 2, 5)),
     ]
+
+
+async def test_images_are_parts_beside_the_text(hermes: FakeHermes, chat: ChatTransport) -> None:
+    images = (
+        Attachment("a.png", "image/png", b"\x89P"),
+        Attachment("b.jpg", "image/jpeg", b"\xff"),
+    )
+    await run(chat, replace(turn("lök"), attachments=images))
+    await run(chat, replace(turn(""), attachments=images[:1]))
+    png = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVA="}}
+    jpeg = {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,/w=="}}
+    sent = [request["messages"][-1]["content"] for request in hermes.requests]
+    assert sent == [[{"type": "text", "text": "lök"}, png, jpeg], [png]]
+
+
+async def test_images_that_are_too_large_are_not_sent(
+    hermes: FakeHermes, chat: ChatTransport
+) -> None:
+    large = Attachment("a.png", "image/png", bytes(MAX_BODY * 3 // 4))
+    events = await run(chat, replace(turn(), attachments=(large,)))
+    assert failure(events) == "too_large"
+    assert isinstance(events[-1], Failed)
+    assert "Hermes takes 10,000,000" in events[-1].failure.message
+    assert hermes.requests == []
+    fits = Attachment("a.png", "image/png", bytes(MAX_BODY * 3 // 4 - 1000))
+    assert isinstance((await run(chat, replace(turn(), attachments=(fits,))))[-1], Completed)
+
+
+async def test_a_file_that_the_agent_names_is_told_to_stay(
+    hermes: FakeHermes, chat: ChatTransport
+) -> None:
+    hermes.replies = [streaming(*answer("Here.\n", "MEDIA:/srv/a.pdf"))]
+    *_, notice, completed = await run(chat, turn())
+    assert notice == Notice("files cannot be handed over by chat completions")
+    assert isinstance(completed, Completed)
 
 
 async def test_the_request_carries_key_model_prompt_and_conversation(

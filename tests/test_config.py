@@ -16,7 +16,7 @@ def test_nothing_set_is_the_design() -> None:
     assert (settings.host, settings.port) == ("127.0.0.1", 8000)
     assert settings.hermes_api_base == "http://127.0.0.1:8642/v1"
     assert (settings.turn_timeout, settings.max_running) == (600, 10)
-    assert (settings.max_body, settings.compat_v03) == (10 * 2**20, True)
+    assert (settings.max_body, settings.compat_v03) == (16 * 2**20, True)
     assert settings.ready_budget == 120
     settings.require_safe_exposure()
 
@@ -38,6 +38,9 @@ def test_an_option_wins_over_the_environment() -> None:
         ("MOLECULE_HERMES_TURN_TIMEOUT", "nan", "seconds"),
         ("MOLECULE_HERMES_MAX_RUNNING", "0", "1 or more"),
         ("MOLECULE_HERMES_ALLOW_ANONYMOUS", "perhaps", "true or false"),
+        ("MOLECULE_HERMES_MAX_FILES", "17", "0 to 16"),
+        ("MOLECULE_HERMES_MAX_FILE", "10485761", "1 to 10485760"),
+        ("MOLECULE_HERMES_FILE_HOSTS", "http://files.example/", "host,host:port"),
         ("MOLECULE_HERMES_PUBLIC_URL", "example.com", "URL"),
         ("MOLECULE_HERMES_LOG_LEVEL", "loud", "debug, info"),
         ("HERMES_API_BASE", "ftp://x/v1", "URL"),
@@ -70,6 +73,12 @@ def test_a_bad_secret_is_named_but_not_shown(variable: str, value: str) -> None:
     assert variable in str(caught.value)
     assert "secret1" not in str(caught.value)
     assert value not in str(caught.value)
+
+
+def test_hosts_to_fetch_files_from_are_a_list() -> None:
+    hosts = "files.example, 10.0.0.7:9000,::1 ,[fd00::1]:80,"
+    read = Settings.from_env({"MOLECULE_HERMES_FILE_HOSTS": hosts}).file_hosts
+    assert read == ("files.example", "10.0.0.7:9000", "::1", "[fd00::1]:80")
 
 
 def test_peer_tokens_are_named_and_masked() -> None:

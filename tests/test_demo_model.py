@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -58,6 +60,48 @@ async def test_it_calls_a_tool_when_asked_and_reports_the_result(http: httpx.Asy
     ]
     told = await http.post("/chat/completions", json={"messages": messages})
     assert content(told) == "The tool answered: the result"
+
+
+async def test_it_tells_the_images_it_sees(http: httpx.AsyncClient) -> None:
+    def image(url: str) -> dict[str, Any]:
+        return {"type": "image_url", "image_url": {"url": url}}
+
+    shown = [
+        {"type": "text", "text": "look\n\n[Image attached at: /x/a.png]"},
+        image("data:image/png;base64,AAAA"),
+        image("https://x.example/a.png"),
+        image("data:image/gif;base64,?"),
+    ]
+    messages = [{"role": "user", "content": shown}]
+    told = content(await http.post("/chat/completions", json={"messages": messages}))
+    assert told.endswith(
+        "You said: look\nI see 3 images: image/png, 3 bytes; an address; image/gif, 0 bytes"
+    )
+
+
+async def test_it_reads_the_file_that_came_along(http: httpx.AsyncClient) -> None:
+    note = "[The user sent a document: 'a b.pdf'. It is saved at: /x/1_a b.pdf. Its text is not…]"
+    asked = (await say(http, f"{note}\n\ndemo:read")).json()["choices"][0]
+    call = asked["message"]["tool_calls"][0]["function"]
+    assert json.loads(call["arguments"]) == {"command": "cat '/x/1_a b.pdf'"}
+    assert "You said: [file: a b.pdf]\n\nhi" in content(await say(http, f"{note}\n\nhi"))
+
+
+async def test_it_writes_a_file_and_hands_it_over(http: httpx.AsyncClient, tmp_path: Path) -> None:
+    asked = "demo:file=../it's.txt it's $HOME; 42"
+    call = (await say(http, asked)).json()["choices"][0]["message"]["tool_calls"][0]["function"]
+    command = json.loads(call["arguments"])["command"]
+    run = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, check=True)
+    made = tmp_path / "it's.txt"
+    assert made.read_text() == "it's $HOME; 42"
+    for answered, told in {
+        json.dumps({"output": run.stdout.decode(), "exit_code": 0}): f"MEDIA:{made}",
+        "no": "The file was not made: no",
+        '{"output": ""}': 'The file was not made: {"output": ""}',
+    }.items():
+        messages = [{"role": "user", "content": asked}, {"role": "tool", "content": answered}]
+        reply = content(await http.post("/chat/completions", json={"messages": messages}))
+        assert reply.endswith(told)
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ async def test_nothing_to_do_is_rejected(bridge: StartBridge, text: str) -> None
     assert transport.turns == []
 
 
-async def test_a_part_that_is_not_text_is_refused_by_name(bridge: StartBridge) -> None:
+async def test_a_part_that_cannot_be_passed_on_is_refused_by_name(bridge: StartBridge) -> None:
     request = message("look at this")
     request.message.parts.append(Part(raw=b"x", filename="cat.png", media_type="image/png"))
     async with bridge(ScriptedTransport(Completed("never"))) as b, peer(b.url) as client:

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -19,6 +20,7 @@ from molecule_hermes.transports import plugin as plugin_transport
 from molecule_hermes.transports.base import QuestionGoneError
 from molecule_hermes.transports.plugin import PluginTransport
 from molecule_hermes.turns import (
+    Attachment,
     Cancelled,
     Completed,
     Failed,
@@ -125,7 +127,7 @@ async def nothing(plugin: FakePlugin, body: dict[str, Any]) -> None:
 
 @asynccontextmanager
 async def serving(plugin: FakePlugin, port: int = 0) -> AsyncIterator[FakePlugin]:
-    app = web.Application()
+    app = web.Application(client_max_size=2**26)
     app.router.add_get("/a2a/health", plugin.health)
     app.router.add_post("/a2a/inbound", plugin.inbound)
     app.router.add_post("/a2a/cancel", plugin.cancel)
@@ -181,6 +183,17 @@ async def test_a_turn_is_sent_and_called_back(
     assert (body["peer_id"], body["content"]) == ("alice", "ping")
     assert body["metadata"] == {"a2a_task_id": "task-m-1", "a2a_context_id": "ctx"}
     assert plugin.cancelled == []
+
+
+async def test_files_go_along(plugin: FakePlugin, transport: PluginTransport) -> None:
+    files = (Attachment("a.bin", "application/pdf", bytes(2**23)), Attachment("b", "a/b", b"x"))
+    sent = replace(turn(), attachments=files)
+    async with asyncio.timeout(20):
+        assert [event async for event in transport.run(sent)][-1] == Completed("pong")
+    received = Inbound.parse(plugin.received[0]).attachments
+    assert [(f.name, f.media_type, f.data) for f in received] == [
+        (f.name, f.media_type, f.data) for f in files
+    ]
 
 
 async def test_a_callback_may_come_before_the_post_is_answered(

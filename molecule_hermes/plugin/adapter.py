@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import logging
 import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,10 +24,18 @@ from gateway.platforms.base import (
 from gateway.session import build_session_key
 
 from molecule_hermes.errors import InternalFailure, redact
+from molecule_hermes.names import safe_name
 from molecule_hermes.plugin import prompts
 from molecule_hermes.plugin.desk import Desk
 from molecule_hermes.plugin.endpoints import application
-from molecule_hermes.plugin.files import FileRefusedError, linked_file, read_file, save
+from molecule_hermes.plugin.files import (
+    FileRefusedError,
+    left_over,
+    linked_file,
+    read_file,
+    remove,
+    save,
+)
 from molecule_hermes.plugin.hooks import Effect, Hooks, current_message_id
 from molecule_hermes.plugin.ledger import Ledger, Question, Turn
 from molecule_hermes.plugin.outbox import Outbox
@@ -35,6 +45,9 @@ from molecule_hermes.wire import Attachment, File
 __all__ = ["MoleculeAdapter"]
 
 log = logging.getLogger(__name__)
+
+_IMAGES = frozenset({"image/gif", "image/jpeg", "image/png", "image/webp"})
+_DOCUMENT = "application/x-document"
 
 
 class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
@@ -70,6 +83,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         self._desk = Desk(self, ledger, self._outbox)
         if not await self._listen(settings):
             return False
+        remove(left_over(Path(get_document_cache_dir())))
         self._outbox.open()
         self._hooks.attach(self)
         self._mark_connected()
@@ -127,7 +141,8 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         return self.busy(turn) and agent is not _AGENT_PENDING_SENTINEL
 
     async def start(self, turn: Turn) -> None:
-        await self.handle_message(await asyncio.to_thread(self._event, turn))
+        refused = self._desk.refused_before(turn)
+        await self.handle_message(await asyncio.to_thread(self._event, turn, refused))
 
     async def stop(self, turn: Turn) -> None:
         from tools.clarify_gateway import clear_session
@@ -160,21 +175,19 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
             message_id=inbound.message_id,
         )
 
-    def _event(self, turn: Turn) -> Any:
-        documents: list[Attachment] = []
-        files: list[Attachment] = []
-        for item in turn.inbound.attachments:
-            (documents if prompts.is_text(item) else files).append(item)
-        for item in files:
-            turn.files.append(save(item, Path(get_document_cache_dir())))
+    def _event(self, turn: Turn, refused: Sequence[str]) -> Any:
+        folder = Path(get_document_cache_dir())
+        items = turn.inbound.attachments
+        paths = [save(item, folder, turn.files) for item in items]
+        shown = [_shown_type(item, path) for item, path in zip(items, paths, strict=True)]
         return MessageEvent(
-            text=prompts.harmless(prompts.inlined(turn.inbound.content, documents)),
+            text=prompts.harmless(prompts.reminded(turn.inbound.content, refused)),
             # Not TEXT, which Hermes rewrites ("restart gateway" → /restart, base.py:1880).
             message_type=MessageType.DOCUMENT,
             source=self._source(turn),
             message_id=turn.message_id,
-            media_urls=[str(path) for path in turn.files],
-            media_types=[_shown_type(item.media_type) for item in files],
+            media_urls=[str(path) for path in paths],
+            media_types=shown,
             metadata=turn.inbound.metadata.to_json(),
             channel_prompt=self._settings.system_prompt or None,
         )
@@ -197,9 +210,24 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         turn = self._desk.find(event.message_id or "")
         if turn is None:
             return
+        self._without_directives(turn)
         turn.interrupted |= outcome is ProcessingOutcome.CANCELLED
         crashed = outcome is ProcessingOutcome.FAILURE and turn.reply is None
         self._desk.finish(turn, InternalFailure() if crashed else None)
+
+    def _without_directives(self, turn: Turn) -> None:
+        """Takes out of the answer what Hermes reads as the order to hand a file over.
+
+        Files that Hermes's own rules keep back are named: it drops them without a word
+        (base.py:3618).
+        """
+        if turn.answer is None:
+            return
+        for path, _ in self.extract_media(turn.answer)[0]:
+            turn.has_files = True
+            if self.validate_media_delivery_path(path) is None:
+                self._desk.refuse(turn, _not_available(path))
+        turn.answer = self.strip_media_directives_for_display(turn.answer)
 
     async def send(
         self, chat_id: str, content: str, reply_to: str | None = None, metadata: Any = None
@@ -279,22 +307,15 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         return await self._send_file(chat_id, video_path, caption)
 
     async def send_image(self, chat_id: str, image_url: str, caption: Any = None, **_: Any) -> Any:
-        return self._hand_over(chat_id, linked_file(image_url), caption)
+        return await self._hand_over(chat_id, caption, partial(linked_file, image_url))
 
     async def send_animation(
         self, chat_id: str, animation_url: str, caption: Any = None, **_: Any
     ) -> Any:
-        return self._hand_over(chat_id, linked_file(animation_url), caption)
+        return await self._hand_over(chat_id, caption, partial(linked_file, animation_url))
 
     async def _send_file(self, chat_id: str, path: str, caption: Any, name: Any = None) -> Any:
-        turn = self._desk.owner(chat_id, current_message_id())
-        try:
-            file = await asyncio.to_thread(self._read, path, name or "")
-        except FileRefusedError as error:
-            if turn is not None:
-                self._desk.notice(turn, str(error))
-            return _not_sent(str(error))
-        return self._hand_over(chat_id, file, caption)
+        return await self._hand_over(chat_id, caption, partial(self._read, path, name or ""))
 
     def _read(self, path: str, name: str) -> File:
         from agent.runtime_cwd import resolve_agent_cwd
@@ -302,16 +323,26 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
 
         # Hermes's own list of what never leaves: keys, system files, its .env (base.py:1155).
         if self.validate_media_delivery_path(path) is None:
-            raise FileRefusedError(f"the file {name or Path(path).name} is not available")
+            raise FileRefusedError(_not_available(name or path))
         home, cwd = Path(get_hermes_home()), Path(resolve_agent_cwd())
         return read_file(path, cwd=cwd, home=home, limit=self._settings.max_file, name=name)
 
-    def _hand_over(self, chat_id: str, file: File, caption: Any) -> Any:
+    async def _hand_over(self, chat_id: str, caption: Any, read: Callable[[], File]) -> Any:
+        text = str(caption or "")
+        try:
+            file = await asyncio.to_thread(read)
+        except FileRefusedError as error:
+            if turn := self._desk.owner(chat_id, current_message_id()):
+                self._desk.refuse(turn, str(error))
+            return _not_sent(str(error))
         turn = self._desk.owner(chat_id, current_message_id())
         if turn is None:
-            known = self._desk.push(chat_id, str(caption or ""), file)
+            known = self._desk.push(chat_id, text, file)
             return _sent() if known else _not_sent("no peer of this chat is known")
-        self._desk.emit(turn, turn.callback(file, str(caption or "")))
+        turn.has_files = True
+        # Hermes hands over every file that an answer mentions, also those the peer just sent.
+        if all(file.data != item.data for item in turn.inbound.attachments):
+            self._desk.emit(turn, turn.callback(file, text))
         return _sent()
 
     async def send_typing(self, chat_id: str, metadata: Any = None) -> None:
@@ -321,10 +352,27 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         return {"name": chat_id, "type": "dm", "chat_id": chat_id}
 
 
-def _shown_type(media_type: str) -> str:
-    # In an event of type DOCUMENT an audio file is neither transcribed nor announced
-    # (run.py:2238); as an unknown type the agent is told its path.
-    return "application/octet-stream" if media_type.startswith("audio/") else media_type
+def _shown_type(item: Attachment, path: Path) -> str:
+    """The type that makes Hermes treat a file as what it is.
+
+    An image is shown to the model, a video announced with its path (run.py:11561). All else is a
+    document, of a type that Hermes does not know: in an event of type DOCUMENT audio is neither
+    transcribed nor announced, and of a text Hermes says that its content follows (run.py:2290).
+    """
+    kind = item.media_type
+    shown = kind in _IMAGES or (kind.startswith("image/") and _can_be_shown(path))
+    return kind if shown or kind.startswith("video/") else _DOCUMENT
+
+
+def _can_be_shown(path: Path) -> bool:
+    """Whether Hermes can turn the image into one that models take; else it would drop it."""
+    from agent.image_routing import _file_to_data_url
+
+    return _file_to_data_url(path) is not None
+
+
+def _not_available(path: str) -> str:
+    return f"the file {safe_name(path)} is not available"
 
 
 def _sent() -> Any:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, Protocol
 
 from molecule_hermes.errors import Draining, InternalFailure, Interrupted, TurnFailure, redact
@@ -153,6 +153,16 @@ class Desk:
 
     def notice(self, turn: Turn, text: str) -> None:
         self.emit(turn, turn.callback(Notice(), redact(text)))
+
+    def refuse(self, turn: Turn, why: str) -> None:
+        """A file of the agent stays here; the peer is told now, the agent with the next message."""
+        turn.refused.append(why)
+        self.notice(turn, why)
+
+    def refused_before(self, turn: Turn) -> Sequence[str]:
+        """What was refused of the chat's turn before this one."""
+        before = self._ledger.last(turn.chat_id)
+        return tuple(before.refused) if before else ()
 
     def push(self, chat_id: str, text: str, body: Body | None = None) -> bool:
         """Says something outside of any turn; False if nobody is known to say it to."""

@@ -62,6 +62,11 @@ class Turn:
     numbers: Iterator[int] = field(default_factory=itertools.count)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     files: list[Path] = field(default_factory=list)
+    """Saved for the agent, to be removed at the end."""
+    has_files: bool = False
+    """Whether the answer has files, so that it may have no text."""
+    refused: list[str] = field(default_factory=list)
+    """Why files of the answer did not reach the peer."""
     questions: dict[str, Question] = field(default_factory=dict)
     started: bool = False
     cancelled: bool = False
@@ -147,6 +152,8 @@ class Turn:
 
     def _verdict(self, text: str) -> Callback:
         if _is_silence(text):
+            return self._final(Final(usage=self.usage, silent=True))
+        if not text.strip() and self.has_files:
             return self._final(Final(usage=self.usage, silent=True))
         if not text.strip() or text.strip() == _EMPTY:
             return self._failed(EmptyReply())

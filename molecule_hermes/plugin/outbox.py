@@ -7,6 +7,7 @@ order. A bridge that is down or slow holds up its own lanes only, and never Herm
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 from collections import deque
@@ -143,10 +144,7 @@ class Outbox:
         if len(parcels) > 1 and (both := parcels[-1].merged(parcel)):
             parcels[-1] = both
             return
-        if not self._fits(parcel):
-            log.warning("dropped the file %s: too many wait", _name(parcel))
-            return
-        parcels.append(parcel)
+        parcels.append(parcel if self._fits(parcel) else _told_of(parcel))
         if len(parcels) > self._max_parcels:
             self._shrink(lane)
 
@@ -221,7 +219,9 @@ class Outbox:
             return False
         headers = {"Content-Type": "application/json"}
         try:
-            async with self._session.post(url, data=data, headers=headers) as response:
+            # As a file it is written in pieces, and a large one does not hold Hermes up.
+            body = io.BytesIO(data)
+            async with self._session.post(url, data=body, headers=headers) as response:
                 await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             log.debug("callback to %s failed: %s", url, error)
@@ -245,11 +245,15 @@ def _encoded(callback: Callback) -> bytes:
     return json.dumps(callback.to_json()).encode()
 
 
+def _told_of(parcel: Parcel) -> Parcel:
+    """In the place of a file for which there is no room, the word that there is none."""
+    body = parcel.callback.body
+    name = body.name if isinstance(body, File) else body.type
+    log.warning("dropped the file %s: too many wait", name)
+    lost = f"the file {name} was not handed over: too many files wait"
+    return replace(parcel, callback=replace(parcel.callback, content=lost, body=Notice()))
+
+
 def _size(parcel: Parcel) -> int:
     body = parcel.callback.body
     return len(body.data) if isinstance(body, File) and body.data is not None else 0
-
-
-def _name(parcel: Parcel) -> str:
-    body = parcel.callback.body
-    return body.name if isinstance(body, File) else body.type

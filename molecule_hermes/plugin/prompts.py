@@ -15,25 +15,11 @@ Hermes gives some text a meaning of its own, and a peer must not reach any of it
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-from molecule_hermes.wire import Attachment
-
-__all__ = ["MAX_INLINE_BYTES", "harmless", "inlined", "is_text"]
-
-MAX_INLINE_BYTES = 128 * 1024
+__all__ = ["harmless", "reminded"]
 
 _REFERENCE = re.compile(r"(?<![\w/])@(?=(?:diff|staged)\b|(?:file|folder|git|url):)")
-_TEXT_TYPES = frozenset(
-    {
-        "application/json",
-        "application/xml",
-        "application/yaml",
-        "application/x-yaml",
-        "application/toml",
-        "application/javascript",
-        "application/sql",
-    }
-)
 
 
 def harmless(text: str) -> str:
@@ -42,30 +28,9 @@ def harmless(text: str) -> str:
     return f" {text}" if text.startswith("/") else text
 
 
-def is_text(attachment: Attachment) -> bool:
-    """Whether the model can read the document in the prompt itself."""
-    kind = attachment.media_type
-    if not kind.startswith("text/") and kind not in _TEXT_TYPES and not kind.endswith("+json"):
-        return False
-    return len(attachment.data) <= MAX_INLINE_BYTES and _decoded(attachment) is not None
+def reminded(text: str, refused: Sequence[str]) -> str:
+    """The text after what became of the files that the agent meant to hand over before.
 
-
-def inlined(text: str, documents: list[Attachment]) -> str:
-    """The text, followed by each text document under its name."""
-    blocks = [text] if text else []
-    for document in documents:
-        fence = "`" * max(3, _longest_fence(body := _decoded(document) or "") + 1)
-        title = f"[Attached document: {document.name} ({document.media_type})]"
-        blocks.append(f"{title}\n{fence}\n{body}\n{fence}")
-    return "\n\n".join(blocks)
-
-
-def _decoded(attachment: Attachment) -> str | None:
-    try:
-        return attachment.data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return None
-
-
-def _longest_fence(text: str) -> int:
-    return max((len(run) for run in re.findall(r"`+", text)), default=0)
+    Hermes hands files over when the agent has finished, so it cannot be told in time.
+    """
+    return "\n\n".join([*(f"[Your last answer: {why}]" for why in refused), text])

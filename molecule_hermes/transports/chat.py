@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Self
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from typing import Any, Self
 
 import httpx
 from httpx_aiohttp import AiohttpTransport
@@ -48,16 +50,21 @@ from molecule_hermes.turns import (
     is_last,
 )
 
-__all__ = ["MAX_TEXT", "ChatTransport"]
+__all__ = ["MAX_BODY", "MAX_TEXT", "ChatTransport"]
 
 logger = logging.getLogger(__name__)
 
 MAX_TEXT = 65_536
 """Hermes cuts a longer text without a word (gateway/platforms/api_server.py:126)."""
 
+MAX_BODY = 10_000_000
+"""Bytes of a request that Hermes takes (api_server.py:124)."""
+
 MAX_REPLY = 8 * 2**20
 """A reply beyond this is a runaway; it would be copied into every update of the task."""
 
+# How an agent names a file to hand over; where Hermes streams, it leaves that in the text.
+_FILE_NAMED = re.compile(r"^[ \t]*MEDIA:[ \t]*\S", re.M)
 # Hermes sends a keep-alive every 30 s (measured), so a stream silent for three of them is dead.
 _SILENCE = 100.0
 _FIRST_RETRY = 0.5
@@ -95,7 +102,8 @@ class ChatTransport:
 
     async def __aenter__(self) -> Self:
         # A new client per turn would load the TLS store each time, about 40 ms of CPU.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+        # 0, because None leaves aiohttp's own limit of 100 in force.
+        limits = httpx.Limits(max_connections=0, max_keepalive_connections=100)
         self._client = httpx.AsyncClient(
             transport=AiohttpTransport(limits=limits),
             timeout=self._timeout,
@@ -166,10 +174,11 @@ class ChatTransport:
             raise TooLarge(
                 f"the message has {len(turn.text):,} characters; Hermes takes {MAX_TEXT:,}"
             )
+        body = self._body(turn)
         wait = _FIRST_RETRY
         while True:
             try:
-                return await self._attempt(turn, mailbox)
+                return await self._attempt(turn, body, mailbox)
             except (Busy, Draining) as failure:
                 # Refused before anything ran, so trying again cannot run the turn twice. The
                 # executor bounds the whole by the turn's time.
@@ -177,17 +186,34 @@ class ChatTransport:
                 await asyncio.sleep(wait)
                 wait = min(wait * 2, _LAST_RETRY)
 
-    async def _attempt(self, turn: Turn, mailbox: asyncio.Queue[TurnEvent]) -> Completed:
-        messages = [{"role": "user", "content": turn.text}]
+    def _body(self, turn: Turn) -> bytes:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": _content(turn)}]
         if self._system_prompt:
             messages.insert(0, {"role": "system", "content": self._system_prompt})
+        request = {"model": self._model, "stream": True, "messages": messages}
+        body = json.dumps(request, ensure_ascii=False).encode()
+        if len(body) > MAX_BODY:
+            raise TooLarge(
+                f"the message takes {len(body):,} bytes with its images; Hermes takes "
+                f"{MAX_BODY:,} over chat completions",
+                hint="send smaller or fewer images at once",
+            )
+        return body
+
+    async def _attempt(
+        self, turn: Turn, body: bytes, mailbox: asyncio.Queue[TurnEvent]
+    ) -> Completed:
         reply = _Reply(mailbox)
         try:
             async with self._open_client().stream(
                 "POST",
                 f"{self._base_url}/chat/completions",
-                json={"model": self._model, "stream": True, "messages": messages},
-                headers={"X-Hermes-Session-Id": turn.conversation},
+                content=_pieces(body),
+                headers={
+                    "Content-Length": str(len(body)),
+                    "Content-Type": "application/json",
+                    "X-Hermes-Session-Id": turn.conversation,
+                },
             ) as response:
                 if response.status_code != 200:
                     raise _refusal(response.status_code, await _error_text(response))
@@ -271,7 +297,27 @@ class _Reply:
             self._mailbox.put_nowait(Notice("the reply was cut at the model's output limit"))
         if not text.strip():
             raise EmptyReply()
+        if _FILE_NAMED.search(text):
+            self._mailbox.put_nowait(Notice("files cannot be handed over by chat completions"))
         return Completed(text, finish.usage)
+
+
+def _content(turn: Turn) -> str | list[dict[str, Any]]:
+    """The text, with images as parts beside it."""
+    if not turn.attachments:
+        return turn.text
+    parts: list[dict[str, Any]] = [{"type": "text", "text": turn.text}] if turn.text else []
+    for image in turn.attachments:
+        data = base64.b64encode(image.data).decode()
+        url = f"data:{image.media_type};base64,{data}"
+        parts.append({"type": "image_url", "image_url": {"url": url}})
+    return parts
+
+
+async def _pieces(body: bytes, size: int = 2**16) -> AsyncIterator[bytes]:
+    """A body with images in it, written in one go, would hold up the event loop."""
+    for start in range(0, len(body), size):
+        yield body[start : start + size]
 
 
 _REFUSALS: Mapping[int, Callable[[], TurnFailure]] = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
+import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Self
@@ -24,7 +26,14 @@ from molecule_hermes.features import features_of
 from molecule_hermes.replies import Replies, Reply
 from molecule_hermes.reply_server import ReplyServer
 from molecule_hermes.transports.base import QuestionGoneError
-from molecule_hermes.turns import Cancelled, Failed, Notice, Turn, TurnEvent, is_last
+from molecule_hermes.turns import (
+    Cancelled,
+    Failed,
+    Notice,
+    Turn,
+    TurnEvent,
+    is_last,
+)
 from molecule_hermes.wire import (
     ANSWER_PATH,
     CANCEL_PATH,
@@ -44,6 +53,7 @@ logger = logging.getLogger(__name__)
 
 _SEND_TIMEOUT = 10.0
 _SENDS = 5
+_CONNECTIONS = 64
 _FIRST_RETRY = 0.5
 _LAST_RETRY = 5.0
 _GAP = 2.0
@@ -89,7 +99,8 @@ class PluginTransport:
     async def __aenter__(self) -> Self:
         await self._server.__aenter__()
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            # A POST is answered at once: a few connections carry any number of turns.
+            connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
             timeout=aiohttp.ClientTimeout(total=_SEND_TIMEOUT, connect=3.0),
             headers={SECRET_HEADER: self._secret} if self._secret else {},
         )
@@ -266,7 +277,10 @@ class PluginTransport:
         self, path: str, message: Inbound | Cancel | Answer
     ) -> tuple[int, dict[str, Any]]:
         url = self._base_url + path
-        async with self._open_session().post(url, json=message.to_json()) as response:
+        # As a file it is written in pieces: with attachments it may have many megabytes.
+        written = io.BytesIO(json.dumps(message.to_json()).encode())
+        headers = {"Content-Type": "application/json"}
+        async with self._open_session().post(url, data=written, headers=headers) as response:
             try:
                 body = await response.json()
             except ValueError:

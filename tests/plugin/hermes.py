@@ -19,8 +19,9 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from molecule_hermes.demo_model import DEMO_MODEL, demo_model
+from molecule_hermes.demo_model import demo_model
 from molecule_hermes.plugin import PLATFORM, hermes_settings
+from molecule_hermes.providers import demo_choice
 from molecule_hermes.wire import (
     ANSWER_PATH,
     CANCEL_PATH,
@@ -206,14 +207,7 @@ class Hermes:
 def write_home(
     home: Path, model_url: str, port: int, api_port: int, over: dict[str, Any] | None = None
 ) -> None:
-    model = {
-        "default": DEMO_MODEL,
-        "provider": "custom",
-        "base_url": model_url,
-        "api_key": "demo",
-        "api_mode": "chat_completions",
-        "context_length": 200_000,
-    }
+    model = dict(demo_choice(model_url).block)
     config = merge({"model": model}, hermes_settings("127.0.0.1", port))
     # Two retries less: a provider's 500 is told in about a second instead of eight.
     work = home / "work"

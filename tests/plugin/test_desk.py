@@ -203,6 +203,30 @@ async def test_files_of_a_message_go_with_it(room: Room, tmp_path: Path) -> None
     assert not file.exists()
 
 
+async def test_what_was_refused_is_told_at_once_and_remembered_for_one_turn(room: Room) -> None:
+    for message in ("1", "2", "3"):
+        room.say(message)
+    room.say("4", "other")
+    told = {}
+    for _ in range(4):
+        turn = await room.started()
+        told[turn.message_id] = room.desk.refused_before(turn)
+        if turn.message_id == "1":
+            room.desk.refuse(turn, "the file a is not available")
+        room.end(turn)
+    assert told == {"1": (), "2": ("the file a is not available",), "3": (), "4": ()}
+    (notice,) = [c for c in room.outbox.callbacks if isinstance(c.body, Notice)]
+    assert (notice.reply_to, notice.content) == ("1", "the file a is not available")
+
+
+async def test_an_answer_of_files_alone_is_no_empty_reply(room: Room) -> None:
+    room.say("1")
+    turn = await room.started()
+    turn.has_files = True
+    room.end(turn, "")
+    assert [c.body for c in room.outbox.callbacks] == [Final(silent=True)]
+
+
 async def test_what_is_sent_belongs_to_the_message_it_names(room: Room) -> None:
     room.say("1")
     first = await room.started()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import json
 import time
+from pathlib import Path
 
 import pytest
 
+from molecule_hermes.plugin.files import left_over
 from molecule_hermes.wire import (
     CANCEL_PATH,
     INBOUND_PATH,
@@ -30,6 +33,7 @@ from tests.plugin.hermes import (
     callback_server,
     free_port,
 )
+from tests.test_media_types import BMP, PNG
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -440,49 +444,153 @@ async def test_background_work_promises_no_second_answer(
     assert len(callbacks.finals(message)) == 1
 
 
-async def test_attached_documents_reach_the_model_and_leave_no_files(
-    hermes: Hermes, callbacks: CallbackServer
-) -> None:
-    notes = Attachment("notes.md", "text/markdown", b"the answer is 42, says @file:private.txt")
-    data = Attachment("../../data.bin", "application/octet-stream", bytes(range(256)))
-    message = await hermes.say(callbacks, "see files", attachments=(notes, data))
+async def test_an_image_is_seen_by_the_model(hermes: Hermes, callbacks: CallbackServer) -> None:
+    bitmap = Attachment("b.bmp", "image/bmp", BMP)
+    message = await hermes.say(
+        callbacks, "look", attachments=(Attachment("a.png", "image/png", PNG), bitmap)
+    )
     callback, final = await callbacks.final(message)
     assert final.status == "completed"
-    assert "[Attached document: notes.md (text/markdown)]" in callback.content
-    assert "the answer is 42, says @ file:private.txt" in callback.content
-    assert "data.bin" in callback.content
-    assert not list(hermes.home.rglob("doc_*"))
+    assert f"I see 2 images: image/png, {len(PNG)} bytes; image/png, " in callback.content
+    assert not [c for c in callbacks.of(message) if isinstance(c.body, File)]
+    assert not left_over(hermes.home / "cache" / "documents")
 
 
-async def test_a_file_of_the_agent_is_handed_over(
+async def test_an_image_without_words_is_a_message(
     hermes: Hermes, callbacks: CallbackServer
 ) -> None:
-    made = hermes.work / "report.pdf"
-    made.write_bytes(b"%PDF-1.4 not really")
-    message = await hermes.say(callbacks, f"say this:\nMEDIA:{made}")
-    await callbacks.final(message)
-    (file,) = [c for c in callbacks.of(message) if isinstance(c.body, File)]
-    assert isinstance(file.body, File)
-    assert (file.body.name, file.body.media_type) == ("report.pdf", "application/pdf")
-    assert file.body.data == b"%PDF-1.4 not really"
+    image = Attachment("a.png", "image/png", PNG)
+    callback, _ = await callbacks.final(await hermes.say(callbacks, "", attachments=(image,)))
+    assert f"I see 1 image: image/png, {len(PNG)} bytes" in callback.content
 
 
-async def test_files_that_are_private_or_too_large_stay(
+@pytest.mark.parametrize(
+    ("name", "media_type"),
+    [
+        ("my data.bin", "application/octet-stream"),
+        ("report.pdf", "application/pdf"),
+        ("long.txt", "text/plain"),
+        ("song.mp3", "audio/mpeg"),
+        ("film.mp4", "video/mp4"),
+        ("broken.bmp", "image/bmp"),
+    ],
+)
+async def test_a_tool_can_open_an_attached_file(
+    hermes: Hermes, callbacks: CallbackServer, name: str, media_type: str
+) -> None:
+    file = Attachment(f"../../{name}", media_type, b"the answer is 42")
+    message = await hermes.say(callbacks, "demo:read", attachments=(file,))
+    callback, final = await callbacks.final(message)
+    assert final.status == "completed"
+    assert "the answer is 42" in callback.content
+    assert not left_over(hermes.home / "cache" / "documents")
+
+
+async def test_attached_files_are_named_and_not_said_to_be_in_the_text(
+    hermes: Hermes, callbacks: CallbackServer
+) -> None:
+    file = Attachment("long.txt", "text/plain", b"much")
+    message = await hermes.say(callbacks, "see file", attachments=(file,))
+    callback, _ = await callbacks.final(message)
+    assert "[file: long.txt]" in callback.content
+    assert "see file" in callback.content
+    assert not [c for c in callbacks.of(message) if isinstance(c.body, File)]
+
+
+@pytest.mark.parametrize("ending", ["demo:fail=401", "demo:run sleep 30"])
+async def test_attached_files_are_removed_however_the_turn_ends(
+    hermes: Hermes, callbacks: CallbackServer, ending: str
+) -> None:
+    file = Attachment("a.bin", "application/octet-stream", b"x")
+    message = await hermes.say(callbacks, ending, attachments=(file,))
+    if "sleep" in ending:
+        await callbacks.until(
+            lambda: [c for c in callbacks.of(message) if isinstance(c.body, Tool)]
+        )
+        assert left_over(hermes.home / "cache" / "documents")
+        await hermes.cancel(message)
+    _, final = await callbacks.final(message)
+    assert final.status in ("failed", "canceled")
+    assert not left_over(hermes.home / "cache" / "documents")
+
+
+@pytest.mark.parametrize(
+    ("name", "media_type", "text", "data"),
+    [
+        ("notes.txt", "text/plain", "it's 42", b"it's 42"),
+        ("report.pdf", "application/pdf", "%PDF-1.4", b"%PDF-1.4"),
+        ("dot.png", "image/png", f"base64:{base64.b64encode(PNG).decode()}", PNG),
+        ("note.ogg", "audio/ogg", "OggS", b"OggS"),
+        ("clip.mp4", "video/mp4", "ftyp", b"ftyp"),
+        ("Makefile", "application/octet-stream", "all:", b"all:"),
+    ],
+)
+async def test_a_file_that_the_agent_makes_is_handed_over(
+    hermes: Hermes, callbacks: CallbackServer, name: str, media_type: str, text: str, data: bytes
+) -> None:
+    message = await hermes.say(callbacks, f"demo:file={name} {text}")
+    callback, final = await callbacks.final(message)
+    assert (final.status, callback.content) == ("completed", "Here is the file.")
+    (file,) = [c.body for c in callbacks.of(message) if isinstance(c.body, File)]
+    assert file == File(name, media_type, data)
+    assert isinstance(callbacks.of(message)[-1].body, Final)
+    shown = "".join(c.content for c in callbacks.of(message) if isinstance(c.body, Delta))
+    assert "MEDIA" not in shown
+
+
+async def test_an_answer_may_be_files_and_no_text(
+    hermes: Hermes, callbacks: CallbackServer
+) -> None:
+    made = hermes.work / "alone.pdf"
+    made.write_bytes(b"%PDF")
+    message = await hermes.say(callbacks, f"demo:say MEDIA:{made}")
+    callback, final = await callbacks.final(message)
+    assert (final.status, final.silent, callback.content) == ("completed", True, "")
+    assert [c.body.name for c in callbacks.of(message) if isinstance(c.body, File)] == ["alone.pdf"]
+
+
+async def test_a_file_that_is_too_large_is_told_to_the_peer_and_to_the_agent(
     hermes: Hermes, callbacks: CallbackServer
 ) -> None:
     large = hermes.work / "large.pdf"
     with large.open("wb") as file:
         file.truncate(10 * 2**20 + 1)
-    message = await hermes.say(callbacks, f"say this:\nMEDIA:{large}")
-    await callbacks.final(message)
-    notices = [c.content for c in callbacks.of(message) if isinstance(c.body, Notice)]
-    assert notices == ["the file large.pdf is larger than 10 MiB"]
-    for name in (".env", "config.yaml", "state.db", "memories/MEMORY.md"):
-        (hermes.home / name).touch()
-        message = await hermes.say(callbacks, f"say this:\nMEDIA:{hermes.home / name}")
-        _, final = await callbacks.final(message)
+    message = await hermes.say(callbacks, f"say this:\nMEDIA:{large}", chat="large")
+    _, final = await callbacks.final(message)
+    assert final.status == "completed"
+    refused = (
+        "the file large.pdf was not handed over: it has 10,485,761 bytes, at most 10,485,760 may be"
+    )
+    assert _notices(callbacks, message) == [refused]
+    callback, _ = await callbacks.final(await hermes.say(callbacks, "and?", chat="large"))
+    assert f"You said: [Your last answer: {refused}]\n\nand?" in callback.content
+
+
+async def test_files_that_are_not_the_agents_own_stay_and_are_named(
+    hermes: Hermes, callbacks: CallbackServer, tmp_path: Path
+) -> None:
+    outside, hidden = tmp_path / "outside.txt", hermes.work / ".hidden" / "key.txt"
+    for path in (outside, hidden, hermes.home / "memories" / "MEMORY.md"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("private")
+    inside = [hermes.home / n for n in ("config.yaml", "state.db", "memories/MEMORY.md")]
+    for path in (outside, hidden, *inside, hermes.work / "not-there.pdf"):
+        message = await hermes.say(callbacks, f"say this:\nMEDIA:{path}")
+        callback, final = await callbacks.final(message)
         assert final.status == "completed"
+        assert str(path) not in callback.content
+        assert _notices(callbacks, message) == [f"the file {path.name} is not available"]
         assert not [c for c in callbacks.of(message) if isinstance(c.body, File)]
+    # Of these Hermes makes nothing but text.
+    for path in (hermes.home / ".env", Path("/etc/hostname")):
+        message = await hermes.say(callbacks, f"say this:\nMEDIA:{path}")
+        callback, _ = await callbacks.final(message)
+        assert str(path) in callback.content
+        assert not [c for c in callbacks.of(message) if isinstance(c.body, File)]
+
+
+def _notices(callbacks: CallbackServer, message: str) -> list[str]:
+    return [c.content for c in callbacks.of(message) if isinstance(c.body, Notice)]
 
 
 # Last: it leaves its own session unusable, and only that.

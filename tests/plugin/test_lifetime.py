@@ -7,7 +7,8 @@ import socket
 from pathlib import Path
 
 from molecule_hermes.plugin import PLATFORM
-from molecule_hermes.wire import INBOUND_PATH, Inbound
+from molecule_hermes.plugin.files import left_over
+from molecule_hermes.wire import INBOUND_PATH, Attachment, Inbound
 from tests.plugin.hermes import CallbackServer, callback_server, free_port, running_hermes
 
 
@@ -64,15 +65,23 @@ async def test_after_a_crash_the_conversation_goes_on_and_nothing_runs_unasked(
     async with callback_server() as callbacks:
         async with running_hermes(tmp_path) as hermes:
             await callbacks.final(await hermes.say(callbacks, "my colour is teal", chat="c"))
-            cut = await hermes.say(callbacks, "demo:slow=0.1 one two three", chat="c")
+            file = Attachment("a.bin", "application/octet-stream", b"x")
+            slowly = "demo:slow=0.1 one two three"
+            cut = await hermes.say(callbacks, slowly, chat="c", attachments=(file,))
             await callbacks.until(lambda: callbacks.of(cut))
             # Leaving the block kills it.
+        saved = tmp_path / "cache" / "documents"
+        others = saved / "doc_0123456789ab_a.bin"
+        others.touch()
+        assert len(left_over(saved)) == 1
         callbacks.taken.clear()
         async with running_hermes(tmp_path) as hermes:
             message = await hermes.say(callbacks, "which colour?", chat="c")
             callback, _ = await callbacks.final(message)
             assert "teal" in callback.content
             assert {c.reply_to for c in callbacks.taken} == {message}
+        assert left_over(saved) == []
+        assert others.exists()
 
 
 async def test_a_turn_that_outlasts_the_drain_is_interrupted(tmp_path: Path) -> None:

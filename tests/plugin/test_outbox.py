@@ -123,6 +123,22 @@ async def test_a_full_lane_drops_what_passes_and_keeps_the_final() -> None:
         await outbox.close()
 
 
+async def test_a_file_for_which_there_is_no_room_is_told(server: CallbackServer) -> None:
+    async with Outbox(max_file_bytes=100) as outbox:
+        sender = Sender(outbox, server.url)
+        for name in ("a", "b"):
+            sender.put(File(name, "a/b", data=bytes(60)), "a caption")
+        sender.put(Final())
+        await server.final("m")
+        sender.put(File("c", "a/b", data=bytes(60)))
+        await server.until(lambda: len(server.taken) == 4)
+    first, second, _, later = server.taken
+    assert isinstance(first.body, File)
+    assert isinstance(second.body, Notice)
+    assert second.content == "the file b was not handed over: too many files wait"
+    assert isinstance(later.body, File)
+
+
 async def test_closing_sends_what_is_left_but_waits_no_longer_than_told(
     server: CallbackServer,
 ) -> None:

@@ -36,26 +36,62 @@ def test_ordinary_text_is_left_alone() -> None:
     assert prompts.harmless(text) == text
 
 
-def test_text_documents_are_put_into_the_prompt() -> None:
-    document = Attachment("a.py", "text/x-python", b"\xef\xbb\xbfprint('````')")
-    assert prompts.is_text(document)
-    shown = prompts.inlined("look", [document])
-    assert shown == (
-        "look\n\n[Attached document: a.py (text/x-python)]\n`````\nprint('````')\n`````"
-    )
-    assert not prompts.is_text(Attachment("a", "text/plain", b"\xff\xfe\xfd"))
-    assert not prompts.is_text(Attachment("a", "application/pdf", b"%PDF"))
-    large = Attachment("a", "text/plain", b"x" * (prompts.MAX_INLINE_BYTES + 1))
-    assert not prompts.is_text(large)
+def test_the_agent_is_told_of_files_that_stayed() -> None:
+    assert prompts.reminded("hello", []) == "hello"
+    told = prompts.reminded("hello", ["the file a is not available"])
+    assert told == "[Your last answer: the file a is not available]\n\nhello"
 
 
 def test_an_attachments_name_leads_nowhere(tmp_path: Path) -> None:
-    for name in ("../../etc/passwd", "/etc/passwd", "..", "a\\b:c", "x" * 300, "ünï.txt", ""):
-        path = files.save(Attachment(name, "text/plain", b"x"), tmp_path / "cache")
+    names = (
+        "../../etc/passwd",
+        "/etc/passwd",
+        "..",
+        "a\\b:c",
+        "x" * 300,
+        "漢" * 200,
+        "ünï.txt",
+        "",
+    )
+    saved: list[Path] = []
+    for name in names:
+        path = files.save(Attachment(name, "text/plain", b"x"), tmp_path / "cache", saved)
         assert path.parent == tmp_path / "cache"
         assert path.read_bytes() == b"x"
         files.remove([path, path])
         assert not path.exists()
+    assert len(set(saved)) == len(names)
+
+
+def test_half_a_file_is_removed_like_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        path.touch()
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    saved: list[Path] = []
+    with pytest.raises(OSError, match="no space"):
+        files.save(Attachment("a", "text/plain", b"x"), tmp_path, saved)
+    files.remove(saved)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_crash_left_is_told_from_other_platforms_files(tmp_path: Path) -> None:
+    saved: list[Path] = []
+    files.save(Attachment("my file.pdf", "application/pdf", b"x"), tmp_path, saved)
+    for other in ("doc_0123456789ab_a.pdf", "a2a_notes.txt", "a2a_0123456789xy_a.pdf"):
+        (tmp_path / other).touch()
+    assert files.left_over(tmp_path) == saved
+    assert files.left_over(tmp_path / "missing") == []
+
+
+def test_what_cannot_be_removed_holds_nothing_up(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    files.remove([tmp_path / "folder", tmp_path / "file"])
+    assert not (tmp_path / "file").exists()
 
 
 def test_only_files_the_agent_made_are_read(tmp_path: Path) -> None:
@@ -93,12 +129,17 @@ def test_only_files_the_agent_made_are_read(tmp_path: Path) -> None:
     inside.mkdir()
     (inside / "d").write_text("x")
     assert readable(inside / "d", inside)
+    # Without a setting the working directory is the user's home, with what is hidden there.
+    for hidden in (cwd / ".netrc", cwd / ".config" / "keys", cwd / "a" / ".b" / "c"):
+        hidden.parent.mkdir(parents=True, exist_ok=True)
+        hidden.write_text("x")
+        assert not readable(hidden)
 
 
 def test_a_file_over_the_limit_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "big.png"
     path.write_bytes(bytes(11))
-    with pytest.raises(files.FileRefusedError, match=r"big\.png is larger"):
+    with pytest.raises(files.FileRefusedError, match=r"big\.png was not .* 11 bytes, at most 10 "):
         files.read_file(str(path), cwd=tmp_path, home=tmp_path / "h", limit=10)
     read = files.read_file(str(path), cwd=tmp_path, home=tmp_path / "h", limit=11)
     assert (read.name, read.media_type, read.data) == ("big.png", "image/png", bytes(11))
@@ -108,6 +149,9 @@ def test_a_link_keeps_its_address() -> None:
     file = files.linked_file("https://x.example/a/b%20c.gif?size=1")
     assert (file.name, file.media_type) == ("b c.gif", "image/gif")
     assert files.linked_file("https://x.example").name == "image"
+    for bad in ("https://x.example/" + "x" * 3000, "file:///etc/passwd"):
+        with pytest.raises(files.FileRefusedError, match="not handed over"):
+            files.linked_file(bad)
 
 
 def test_config_yaml_wins_over_the_environment() -> None:
@@ -186,7 +230,7 @@ def test_the_plugin_imports_without_hermes_and_without_the_bridge() -> None:
         "roots = {name.split('.')[0] for name in sys.modules}\n"
         "assert not roots & {'gateway', 'tools', 'agent', 'a2a', 'starlette', 'httpx'}, roots\n"
         "ours = {n for n in sys.modules if n.startswith('molecule_hermes.')}\n"
-        "known = ('molecule_hermes.plugin', 'molecule_hermes.wire', 'molecule_hermes.errors')\n"
+        "known = tuple('molecule_hermes.' + n for n in ('plugin', 'wire', 'errors', 'names'))\n"
         "assert all(n.startswith(known) for n in ours), ours\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

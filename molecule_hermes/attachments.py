@@ -1,0 +1,235 @@
+"""A peer's message as Hermes takes it: one text, and files.
+
+Text documents and data parts are put into the text under their names; other files go along. What
+cannot be passed on is refused by the name of its part, never dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import mimetypes
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from a2a.types import Message, Part
+from google.protobuf import json_format
+
+from molecule_hermes.addresses import PublicOnly
+from molecule_hermes.downloads import Download, DownloadError, OversizeError, fetch
+from molecule_hermes.errors import BadRequest, TooLarge
+from molecule_hermes.features import Feature
+from molecule_hermes.media_types import MismatchError, decoded, is_text_type, media_type_of
+from molecule_hermes.names import safe_name
+from molecule_hermes.turns import Attachment
+from molecule_hermes.wire import MAX_ATTACHMENTS, MAX_FILE_BYTES
+
+__all__ = [
+    "IMAGE_TYPES",
+    "MAX_INLINE_BYTES",
+    "MAX_TOTAL_BYTES",
+    "NOTHING_TO_DO",
+    "Attachments",
+    "inlined",
+    "without_bytes",
+]
+
+NOTHING_TO_DO = "empty prompt — nothing to do"
+
+IMAGE_TYPES = frozenset({"image/gif", "image/jpeg", "image/png", "image/webp"})
+"""Images that every model with vision takes, as they are."""
+MAX_INLINE_BYTES = 128 * 1024
+"""A longer text document is a file."""
+MAX_TOTAL_BYTES = 20 * 2**20
+"""Of all files of a message: in base64, and with a long text, the wire's body holds them."""
+_KEPT_BYTES = 16 * 1024
+_FETCHING = 8
+"""Messages whose files are fetched at once; what they hold is not bounded by any line yet."""
+
+_JSON = "application/json"
+
+
+class Attachments:
+    """Reads messages for a transport with the given features."""
+
+    def __init__(
+        self,
+        features: frozenset[Feature] = frozenset(Feature),
+        *,
+        addresses: PublicOnly | None = None,
+        max_files: int = MAX_ATTACHMENTS,
+        max_file: int = MAX_FILE_BYTES,
+        fetch_timeout: float = 60.0,
+    ) -> None:
+        self._features = features
+        self._addresses = addresses or PublicOnly()
+        self._max_files = max_files
+        self._max_file = max_file
+        self._fetch_timeout = fetch_timeout
+        self._fetching = asyncio.Semaphore(_FETCHING)
+
+    async def read(self, message: Message | None) -> tuple[str, tuple[Attachment, ...]]:
+        """The text, with what is inlined, and the files. Raises `BadRequest` or `TooLarge`."""
+        parts = message.parts if message is not None else ()
+        text = "\n".join(part.text for part in parts if _kind(part) == "text").strip()
+        files = await self._files(parts)
+        documents = [file for file in files if _is_document(file)]
+        text = inlined(text, documents)
+        if not text and not files:
+            raise BadRequest(NOTHING_TO_DO, hint="send a text part or a file")
+        return text, tuple(file for file in files if not _is_document(file))
+
+    async def _files(self, parts: Sequence[Part]) -> list[Attachment]:
+        numbered = [(n, part) for n, part in enumerate(parts, 1) if _kind(part) != "text"]
+        if len(numbered) > self._max_files:
+            raise TooLarge(
+                f"the message has {len(numbered)} files; this agent takes {self._max_files}",
+                hint="send fewer at once",
+            )
+        fetches = any(_kind(part) == "url" for _, part in numbered)
+        room = MAX_TOTAL_BYTES
+        files: list[Attachment] = []
+        async with self._fetching if fetches else contextlib.nullcontext():
+            give_up_at = asyncio.get_running_loop().time() + self._fetch_timeout
+            for number, part in numbered:
+                reader = _PartReader(self._addresses, number, part, give_up_at)
+                file = await reader.read(min(self._max_file, room))
+                self._require_taken(reader.label, file)
+                room -= len(file.data)
+                files.append(file)
+        return files
+
+    def _require_taken(self, label: str, file: Attachment) -> None:
+        image = file.media_type in IMAGE_TYPES and Feature.IMAGES_IN in self._features
+        if image or _is_document(file) or Feature.FILES_IN in self._features:
+            return
+        raise BadRequest(
+            f"{label} is {file.media_type}, which this agent does not take as a file",
+            hint=f"it takes text documents up to {MAX_INLINE_BYTES:,} bytes, data parts and "
+            + ", ".join(sorted(IMAGE_TYPES)),
+        )
+
+
+class _PartReader:
+    """Makes a file of one part; every failure names the part."""
+
+    def __init__(self, addresses: PublicOnly, number: int, part: Part, give_up_at: float) -> None:
+        self._addresses = addresses
+        self._number = number
+        self._part = part
+        self._give_up_at = give_up_at
+        what = safe_name(part.filename, "") or safe_name(part.media_type, "") or _kind(part)
+        self.label = f"part {number} ({what or 'empty'})"
+
+    async def read(self, limit: int) -> Attachment:
+        match _kind(self._part):
+            case "raw":
+                content = Download("", "", self._part.raw)
+            case "url":
+                content = await self._fetched(limit)
+            case "data":
+                content = Download(f"data-{self._number}.json", _JSON, self._json())
+            case _:
+                raise BadRequest(f"{self.label} has no content", hint="send its bytes or a URL")
+        if len(content.data) > limit:
+            raise self._too_large(limit)
+        return self._file(content)
+
+    def _file(self, content: Download) -> Attachment:
+        given = safe_name(self._part.filename or content.name, "")
+        declared = self._part.media_type or content.media_type
+        try:
+            media_type = media_type_of(given, declared, content.data)
+        except MismatchError as error:
+            raise BadRequest(
+                f"{self.label} {error}", hint="declare what it is, or leave the media type out"
+            ) from error
+        suffix = mimetypes.guess_extension(media_type) or ""
+        return Attachment(given or f"file-{self._number}{suffix}", media_type, content.data)
+
+    async def _fetched(self, limit: int) -> Download:
+        try:
+            async with asyncio.timeout_at(self._give_up_at):
+                return await fetch(self._part.url, self._addresses, limit)
+        except OversizeError as error:
+            raise self._too_large(limit) from error
+        except TimeoutError as error:
+            raise self._not_fetched("it takes too long") from error
+        except DownloadError as error:
+            raise self._not_fetched(str(error)) from error
+
+    def _json(self) -> bytes:
+        try:
+            value = _plain(json_format.MessageToDict(self._part.data))
+        except ValueError as error:
+            raise BadRequest(
+                f"{self.label} holds a number that is none", hint="leave NaN and Infinity out"
+            ) from error
+        return json.dumps(value, ensure_ascii=False, indent=1).encode()
+
+    def _not_fetched(self, why: str) -> BadRequest:
+        return BadRequest(
+            f"{self.label} cannot be fetched: {why}",
+            hint="send the bytes themselves, or a public http(s) URL",
+        )
+
+    def _too_large(self, limit: int) -> TooLarge:
+        return TooLarge(
+            f"{self.label} has more than the {limit:,} bytes that are left for it",
+            hint="send smaller or fewer files at once",
+        )
+
+
+def inlined(text: str, documents: Sequence[Attachment]) -> str:
+    """The text, followed by each document under its name."""
+    blocks = [text] if text else []
+    for document in documents:
+        body = decoded(document.data) or ""
+        fence = "`" * max(3, _longest_fence(body) + 1)
+        title = f"[Attached document: {document.name} ({document.media_type})]"
+        blocks.append(f"{title}\n{fence}\n{body}\n{fence}")
+    return "\n\n".join(blocks)
+
+
+def without_bytes(message: Message) -> Message:
+    """The message as it is kept: the SDK copies and saves it with every event of its task.
+
+    A part keeps its empty `raw`: without any content the SDK cannot show it to 0.3 clients.
+    """
+    kept = Message()
+    kept.CopyFrom(message)
+    for part in kept.parts:
+        if (size := len(part.raw)) > _KEPT_BYTES:
+            part.raw = b""
+            part.metadata["omitted_bytes"] = size
+    return kept
+
+
+def _kind(part: Part) -> str:
+    kind = part.WhichOneof("content")
+    # A part with nothing at all in it says as much as an empty text.
+    return kind or ("" if part.filename or part.media_type else "text")
+
+
+def _is_document(file: Attachment) -> bool:
+    """Whether the model can read the file in the prompt itself."""
+    short = len(file.data) <= MAX_INLINE_BYTES
+    return short and is_text_type(file.media_type) and decoded(file.data) is not None
+
+
+def _plain(value: Any) -> Any:
+    """Whole numbers as they were written; protobuf knows floats only."""
+    match value:
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case list():
+            return [_plain(item) for item in value]
+        case float() if value.is_integer() and abs(value) < 2**53:
+            return int(value)
+    return value
+
+
+def _longest_fence(text: str) -> int:
+    return max((len(run) for run in re.findall(r"`+", text)), default=0)

@@ -1,0 +1,223 @@
+"""Runs every measure against every server, in turns, and reports."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import socket
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import psutil
+
+from .fakes import FakeHermes
+from .load import Peers, session
+from .report import Row, report
+from .servers import BASELINES, BRIDGES
+
+IN_FLIGHT = 2000
+
+
+@dataclass
+class Server:
+    name: str
+    url: str
+    process: psutil.Process
+    peers: Peers = field(repr=False)
+
+
+@dataclass
+class Figures:
+    """What was measured, by server: the median of the rounds."""
+
+    rounds: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+    def add(self, measure: str, server: str, figure: float) -> None:
+        self.rounds.setdefault(measure, {}).setdefault(server, []).append(figure)
+
+    def of(self, measure: str, server: str) -> float:
+        return statistics.median(self.rounds[measure][server])
+
+
+def say(text: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@asynccontextmanager
+async def running(
+    name: str, hermes: FakeHermes, http: aiohttp.ClientSession
+) -> AsyncIterator[Server]:
+    port = free_port()
+    environ = os.environ | {"FAKE_CHAT": hermes.chat_url, "FAKE_PLUGIN": hermes.plugin_url}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmark.servers", name, str(port), env=environ
+    )
+    url = f"http://127.0.0.1:{port}/"
+    try:
+        await _until_up(url, http, process)
+        yield Server(name, url, psutil.Process(process.pid), Peers(url, http))
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGKILL)
+        await process.wait()
+
+
+async def _until_up(
+    url: str, http: aiohttp.ClientSession, process: asyncio.subprocess.Process
+) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            if process.returncode is not None:
+                raise SystemExit(f"bench: a server did not start (exit code {process.returncode})")
+            try:
+                async with http.get(url):
+                    return
+            except aiohttp.ClientError:
+                await asyncio.sleep(0.05)
+
+
+async def measure(options: argparse.Namespace) -> tuple[Figures, dict[str, float]]:
+    figures = Figures()
+    async with AsyncExitStack() as stack:
+        hermes = await stack.enter_async_context(FakeHermes().serving())
+        http = await stack.enter_async_context(session())
+        servers = {}
+        for name in (*BASELINES, *BRIDGES):
+            servers[name] = await stack.enter_async_context(running(name, hermes, http))
+            await servers[name].peers.throughput(1.0)  # warm
+        for number in range(1, options.rounds + 1):
+            say(f"round {number} of {options.rounds}")
+            await one_round(servers, figures, options)
+        say("one reply of 2,000 updates on the SDK's SQLite store (slow: once)")
+        figures.add(
+            "2,000 deltas", "sdk-sqlite", await servers["sdk-sqlite"].peers.streamed("deltas 2000")
+        )
+        memory = {}
+        for name in ("chat", "plugin"):
+            say(f"{IN_FLIGHT:,} turns in flight at once: {name}")
+            async with running(name, hermes, http) as server:
+                memory[name] = await in_flight(server, hermes)
+    return figures, memory
+
+
+async def one_round(
+    servers: dict[str, Server], figures: Figures, options: argparse.Namespace
+) -> None:
+    for server in servers.values():
+        cpu = _cpu(server)
+        rate = await server.peers.throughput(options.seconds)
+        figures.add("turns/s", server.name, rate)
+        figures.add(
+            "CPU ms/turn", server.name, (_cpu(server) - cpu) / (rate * options.seconds) * 1e3
+        )
+    for name, server in servers.items():
+        if name not in ("sdk-sqlite", "earlier"):
+            figures.add("ms/turn", name, await server.peers.latency(options.turns) * 1e3)
+    for name in BRIDGES:
+        for deltas in (2000, 8000):
+            took = await servers[name].peers.streamed(f"deltas {deltas}")
+            figures.add(f"{deltas:,} deltas", name, took)
+
+
+def _cpu(server: Server) -> float:
+    times = server.process.cpu_times()
+    return times.user + times.system
+
+
+async def in_flight(server: Server, hermes: FakeHermes) -> float:
+    """KiB of memory that each of many turns at once takes."""
+    for _ in range(20):
+        await server.peers.throughput(0.2)
+    before = server.process.memory_info().rss
+    hermes.gate.clear()
+    turns = [asyncio.create_task(server.peers.turn(f"flight {i}", i)) for i in range(IN_FLIGHT)]
+    try:
+        async with asyncio.timeout(120):
+            while hermes.held < IN_FLIGHT:
+                failed = next((t for t in turns if t.done()), None)
+                if failed is not None:
+                    failed.result()
+                await asyncio.sleep(0.05)
+        held = server.process.memory_info().rss
+    finally:
+        hermes.gate.set()
+    await asyncio.gather(*turns)
+    return (held - before) / IN_FLIGHT / 1024
+
+
+def rows(figures: Figures, memory: dict[str, float]) -> list[Row]:
+    of = figures.of
+    floor = of("turns/s", "floor")
+    table = []
+    for way in ("plugin", "chat"):
+        rate = of("turns/s", way)
+        table += [
+            Row(f"{way}: turns/s, 32 peers, over the floor", rate / floor, 0.5, least=True),
+            Row(
+                f"{way}: turns/s over the earlier bridge's",
+                rate / of("turns/s", "earlier"),
+                5,
+                least=True,
+            ),
+            Row(
+                f"{way}: time per turn, one peer, over the floor",
+                of("ms/turn", way) / of("ms/turn", "floor"),
+                2.5,
+            ),
+            Row(
+                f"{way}: 2,000 deltas over the same in memory",
+                of("2,000 deltas", way) / of("2,000 deltas", f"{way}-memory"),
+                2,
+            ),
+            Row(
+                f"{way}: 2,000 deltas, faster than one SDK update each on SQLite",
+                of("2,000 deltas", "sdk-sqlite") / of("2,000 deltas", way),
+                30,
+                least=True,
+            ),
+            Row(
+                f"{way}: 8,000 deltas over 2,000",
+                of("8,000 deltas", way) / of("2,000 deltas", way),
+                4.5,
+            ),
+            Row(f"{way}: KiB for each of {IN_FLIGHT:,} turns in flight", memory[way], 64),
+        ]
+    return table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one short round, for a first look")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the median counts")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of load per server and round")
+    parser.add_argument("--turns", type=int, default=200, help="of one peer, per server and round")
+    parser.add_argument("--out", type=Path, default=Path("../bench-results"), help="where to write")
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.seconds, options.turns = 1, 1.5, 50
+    figures, memory = asyncio.run(measure(options))
+    table = rows(figures, memory)
+    options.out.mkdir(parents=True, exist_ok=True)
+    found = {"figures": figures.rounds, "kib_in_flight": memory}
+    (options.out / "bench.json").write_text(json.dumps(found, indent=2) + "\n")
+    report(figures.rounds, table, options.out)
+    return 0 if all(row.met for row in table) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""The servers under test, each in a process of its own: `python -m benchmark.servers NAME PORT`.
+
+floor         the SDK's task echo in memory: what nothing can beat
+sdk-sqlite    the same on the SDK's own SQLite store, one update per delta
+earlier       a new HTTP client for every turn, as the earlier bridge made it
+chat, plugin  the bridge, durable, over either way to Hermes
+chat-memory, plugin-memory   the same with tasks in memory
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import uvicorn
+import uvloop
+from a2a.helpers import new_text_part
+from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.events import EventQueue
+from a2a.server.request_handlers import DefaultRequestHandler
+from a2a.server.routes import create_jsonrpc_routes
+from a2a.server.tasks import InMemoryTaskStore, TaskStore, TaskUpdater
+from a2a.types import (
+    AgentCapabilities,
+    AgentCard,
+    Task,
+    TaskState,
+    TaskStatus,
+)
+from starlette.applications import Starlette
+
+from molecule_hermes.config import Settings
+from molecule_hermes.server import Bridge
+from molecule_hermes.transports.base import Transport
+from molecule_hermes.transports.chat import ChatTransport
+from molecule_hermes.transports.plugin import PluginTransport
+
+from .fakes import KEY, SECRET, TOKENS, reply_to
+
+BASELINES = ("floor", "sdk-sqlite", "earlier")
+BRIDGES = ("chat", "plugin", "chat-memory", "plugin-memory")
+
+
+class Echo(AgentExecutor):
+    """The same events as the bridge's for a short reply: Task, WORKING, one artifact, COMPLETED."""
+
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+        task_id, context_id = context.task_id or "", context.context_id or ""
+        status = TaskStatus(state=TaskState.TASK_STATE_SUBMITTED)
+        history = [context.message] if context.message else []
+        await event_queue.enqueue_event(
+            Task(id=task_id, context_id=context_id, status=status, history=history)
+        )
+        updater = TaskUpdater(event_queue, task_id, context_id)
+        await updater.start_work()
+        first = True
+        for piece in await self.reply(context.get_user_input()):
+            await updater.add_artifact(
+                [new_text_part(piece)], artifact_id="reply", name="reply", append=not first
+            )
+            first = False
+        await updater.complete()
+
+    async def reply(self, text: str) -> list[str]:
+        return list(reply_to(text))
+
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
+        raise NotImplementedError
+
+
+class Earlier(Echo):
+    async def reply(self, text: str) -> list[str]:
+        body = {"model": "hermes", "messages": [{"role": "user", "content": text}]}
+        async with httpx.AsyncClient(timeout=60) as client:
+            url = f"{os.environ['FAKE_CHAT']}/chat/completions"
+            answer = await client.post(url, json=body, headers={"Authorization": f"Bearer {KEY}"})
+        return [answer.json()["choices"][0]["message"]["content"]]
+
+
+@asynccontextmanager
+async def _sdk_store(name: str, folder: str) -> AsyncIterator[TaskStore]:
+    if name != "sdk-sqlite":
+        yield InMemoryTaskStore()
+        return
+    from a2a.server.tasks import DatabaseTaskStore
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    engine = create_async_engine(f"sqlite+aiosqlite:///{folder}/tasks.db")
+    store = DatabaseTaskStore(engine)
+    await store.initialize()
+    try:
+        yield store
+    finally:
+        await engine.dispose()
+
+
+async def _baseline(name: str, port: int, folder: str) -> None:
+    card = AgentCard(name=name, capabilities=AgentCapabilities(streaming=True))
+    async with _sdk_store(name, folder) as store:
+        handler = DefaultRequestHandler(Earlier() if name == "earlier" else Echo(), store, card)
+        app = Starlette(routes=create_jsonrpc_routes(handler, "/"))
+        config = uvicorn.Config(
+            app, port=port, http="httptools", log_level="error", access_log=False, lifespan="off"
+        )
+        await uvicorn.Server(config).serve()
+
+
+async def _bridge(name: str, port: int, folder: str) -> None:
+    settings = Settings.from_env(
+        {
+            "MOLECULE_HERMES_PORT": str(port),
+            "MOLECULE_HERMES_STATE_DIR": folder,
+            "MOLECULE_HERMES_STORE": "memory" if name.endswith("-memory") else "sqlite",
+            "MOLECULE_HERMES_PEER_TOKENS": ",".join(f"{n}:{t}" for n, t in TOKENS.items()),
+            "MOLECULE_HERMES_MAX_RUNNING": "4000",
+        }
+    )
+    async with Bridge(settings, _transport(name)):
+        await asyncio.Event().wait()
+
+
+def _transport(name: str) -> Transport:
+    if name.startswith("chat"):
+        return ChatTransport(os.environ["FAKE_CHAT"], KEY)
+    return PluginTransport(os.environ["FAKE_PLUGIN"], secret=SECRET)
+
+
+def main() -> None:
+    name, port = sys.argv[1], int(sys.argv[2])
+    os.environ["OTEL_INSTRUMENTATION_A2A_SDK_ENABLED"] = "false"
+    run = _bridge if name in BRIDGES else _baseline
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(run(name, port, folder))
+
+
+if __name__ == "__main__":
+    main()
