@@ -300,6 +300,19 @@ async def test_a_disk_that_does_not_answer_is_not_waited_for(path: Path) -> None
             await store.database.write("DELETE FROM checks WHERE number = hang()", ())
 
 
+async def test_what_was_given_up_is_not_written_later(path: Path) -> None:
+    async with filled(path, task("t")) as store:
+        store.database._writing.get().create_function("hang", 0, lambda: time.sleep(0.3))
+        hanging = store.database.write("DELETE FROM checks WHERE number = hang()", ())
+        first = asyncio.create_task(hanging)
+        second = asyncio.create_task(store.save(task("u"), context()))
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        await store.save(task("v"), context())
+        assert await found(store) == ["t", "v"]
+
+
 async def test_one_query_that_fails_is_not_the_others_fault(path: Path) -> None:
     async with filled(path, task("t")) as store:
         bad = store.database.read(lambda db: db.execute("SELECT nonsense"))

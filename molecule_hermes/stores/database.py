@@ -264,8 +264,9 @@ def _lock(path: Path) -> int:
             f"another bridge (process {process}) uses {path}",
             "stop it, or set another MOLECULE_HERMES_STATE_DIR",
         ) from None
-    os.ftruncate(handle, 0)
-    os.write(handle, str(os.getpid()).encode())
+    with contextlib.suppress(OSError):  # a full disk, which is told later and better
+        os.ftruncate(handle, 0)
+        os.write(handle, str(os.getpid()).encode())
     return handle
 
 
