@@ -39,6 +39,8 @@ _PRUNE_EVERY = 600.0
 _PRUNE_PAUSE = 0.1
 """Between two batches, so that turns come first."""
 _AT_ONCE = 64
+_CHECK_WITHIN = 2.0
+"""Less than readiness waits, so that the reason is told."""
 _UNUSED = 10_000
 
 
@@ -101,6 +103,7 @@ class CheckpointedStore(TaskStore, IDGenerator):
         self._live: dict[tuple[str, str], _Live] = {}
         self._unused: dict[str, None] = {}
         self._dirty = asyncio.Event()
+        self._failure: StorageFailure | None = None
         self._background: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -161,7 +164,11 @@ class CheckpointedStore(TaskStore, IDGenerator):
         await self._inner.delete(task_id, context)
 
     async def check(self) -> None:
-        await self._inner.check()
+        try:
+            async with asyncio.timeout(_CHECK_WITHIN):
+                await self._inner.check()
+        except TimeoutError:
+            raise self._failure or StorageFailure("the storage does not answer") from None
         if waiting := sum(live.lost for live in self._live.values()):
             raise StorageFailure(f"{waiting} tasks that ended still wait to be stored")
 
@@ -172,7 +179,7 @@ class CheckpointedStore(TaskStore, IDGenerator):
             stored = (status, len(live.newest.history))
             live.dirty = False
             try:
-                await self._inner.save(live.newest, live.context)
+                await self._store(live)
             except asyncio.CancelledError:
                 live.dirty = True
                 raise
@@ -181,6 +188,14 @@ class CheckpointedStore(TaskStore, IDGenerator):
             live.stored = stored
         if status.state in ENDED:
             self._live.pop(key, None)
+
+    async def _store(self, live: _Live) -> None:
+        try:
+            await self._inner.save(live.newest, live.context)
+        except StorageFailure as failure:
+            self._failure = failure
+            raise
+        self._failure = None
 
     def _lose(self, key: tuple[str, str], live: _Live, error: Exception) -> TaskNotStored:
         failure = TaskNotStored(live.newest, error)
@@ -219,7 +234,7 @@ class CheckpointedStore(TaskStore, IDGenerator):
                 return
             live.dirty = False
             try:
-                await self._inner.save(live.newest, live.context)
+                await self._store(live)
             except StorageFailure:
                 live.dirty = True
                 self._dirty.set()
@@ -261,7 +276,12 @@ async def _well() -> None:
 @contextlib.asynccontextmanager
 async def _durable(where: str, settings: Settings) -> AsyncIterator[DurableStore]:
     async with _backend(where, settings) as inner:
-        if swept := await inner.sweep(_interrupt):
+        try:
+            swept = await inner.sweep(_interrupt)
+        except StorageFailure as failure:
+            message = f"cannot end the tasks of the last bridge: {failure.message}"
+            raise StartError(message, "see the log") from failure
+        if swept:
             logger.warning("%d tasks were cut off by the end of the last bridge", swept)
         yield inner
 

@@ -82,7 +82,11 @@ async def main() -> None:
             "MOLECULE_A2A_CALLBACK_PORT": free_port(),
             "HERMES_API_BASE": f"http://127.0.0.1:{free_port()}/v1",
         }
-        beside = environ | {"MOLECULE_HERMES_PORT": free_port()}
+        beside = environ | {
+            "HERMES_HOME": str(folder / "state" / "hermes"),
+            "MOLECULE_HERMES_STATE_DIR": str(folder / "beside"),
+            "MOLECULE_HERMES_PORT": free_port(),
+        }
         urls = {
             way: f"http://127.0.0.1:{env['MOLECULE_HERMES_PORT']}"
             for way, env in (("plugin", environ), ("chat", beside))

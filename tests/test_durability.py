@@ -272,6 +272,7 @@ async def test_with_a_full_disk_the_reason_is_told(
                 while (turn := await ask(client, "hi")).states[-1] == "COMPLETED":
                     pass
             assert turn.failure["message"] == "the task could not be stored: the disk is full"
+            assert await until_ready(b, ready=False) == "the disk is full"
             patch.undo()
             await until_ready(b)
             assert (await ask(client, "hi")).states[-1] == "COMPLETED"

@@ -211,6 +211,16 @@ async def test_a_folder_that_cannot_be_made_is_told_by_name(tmp_path: Path) -> N
             pass
 
 
+async def test_a_disk_that_is_full_at_the_start_says_so(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = (*database._PRAGMAS, "PRAGMA max_page_count = 4")
+    monkeypatch.setattr(database, "_PRAGMAS", limit)
+    with pytest.raises(StartError, match="disk is full — make room"):
+        async with filled(path):
+            pass
+
+
 # While it runs.
 
 
@@ -234,8 +244,8 @@ async def test_a_full_disk_is_told_and_gets_well(
     with monkeypatch.context() as patch:
         patch.setattr(database, "_PRAGMAS", limit)
         async with filled(path, task("t")) as store:
-            with pytest.raises(StorageFailure, match="the disk is full"):
-                await store.save(task("lost", text="x" * 100_000), context())
+            await store.check()
+            await fails(store, "the disk is full")
             assert await found(store) == ["t"]
             patch.undo()
             await works(store)
@@ -288,6 +298,19 @@ async def test_a_disk_that_does_not_answer_is_not_waited_for(path: Path) -> None
         store.database._writing.get().create_function("hang", 0, lambda: time.sleep(3))
         with pytest.raises(StorageFailure, match=r"did not answer in 1\.6 s"):
             await store.database.write("DELETE FROM checks WHERE number = hang()", ())
+
+
+async def test_what_was_given_up_is_not_written_later(path: Path) -> None:
+    async with filled(path, task("t")) as store:
+        store.database._writing.get().create_function("hang", 0, lambda: time.sleep(0.3))
+        hanging = store.database.write("DELETE FROM checks WHERE number = hang()", ())
+        first = asyncio.create_task(hanging)
+        second = asyncio.create_task(store.save(task("u"), context()))
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        await store.save(task("v"), context())
+        assert await found(store) == ["t", "v"]
 
 
 async def test_one_query_that_fails_is_not_the_others_fault(path: Path) -> None:

@@ -242,6 +242,23 @@ async def test_a_lost_task_keeps_the_store_unready_though_the_disk_is_well(disk:
     assert state(disk.saves[-1]) == "FAILED"
 
 
+async def test_a_disk_that_hangs_is_not_ready_and_the_last_reason_is_told(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(module, "_CHECK_WITHIN", 0.05)
+    async with over(disk) as store:
+        await store.save(task("t", "WORKING"), context())
+        monkeypatch.setattr(disk, "check", hang)
+        with pytest.raises(StorageFailure, match="does not answer"):
+            await store.check()
+        store._failure = StorageFailure("the disk is full")
+        with pytest.raises(StorageFailure, match="the disk is full"):
+            await store.check()
+
+
 async def test_a_task_that_cannot_be_created_leaves_nothing_behind(disk: Disk) -> None:
     async with over(disk) as store:
         disk.failure = StorageFailure("the disk is full")
@@ -377,6 +394,29 @@ async def test_what_a_crash_left_is_interrupted_when_the_store_opens(
         assert get_text_parts(found.history[-1].parts) == ["a tool runs"]
         assert reply_text(found) == "so far"
         assert found.status.HasField("timestamp")
+
+
+async def test_a_bridge_that_cannot_end_what_a_crash_left_does_not_start(
+    settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    async with SqliteTaskStore(tmp_path / "tasks.db") as disk:
+        await disk.save(task("t", "WORKING"), context())
+        await disk.database.write("UPDATE tasks SET task = ?", (b"\xff",))
+    with pytest.raises(StartError, match="holds a task that cannot be read"):
+        async with open_store(settings()):
+            pass
+
+
+async def test_a_disk_that_fails_at_the_sweep_is_told_at_the_start(
+    settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def sweep(self: SqliteTaskStore, end: EndTask) -> int:
+        raise StorageFailure("the disk is full")
+
+    monkeypatch.setattr(SqliteTaskStore, "sweep", sweep)
+    with pytest.raises(StartError, match="the tasks of the last bridge: the disk is full"):
+        async with open_store(settings()):
+            pass
 
 
 async def test_old_tasks_are_pruned_in_the_background(

@@ -52,6 +52,11 @@ _REASONS = {
     "SQLITE_IOERR": "the disk that holds {} fails",
 }
 
+_HINTS = {
+    "SQLITE_FULL": "make room on that disk",
+    "SQLITE_BUSY": "end the process that has it open, or set another MOLECULE_HERMES_STATE_DIR",
+}
+
 
 class Database:
     """`migrations[n]` makes version n+1 of the file out of version n; version 0 is empty."""
@@ -73,6 +78,8 @@ class Database:
         self._writing = _Lazy(self._connect)
         self._reading = _Lazy(self._connect)
         self.commits = 0
+        self.failed = False
+        """Whether the last write did."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -120,7 +127,9 @@ class Database:
         except (sqlite3.Error, OSError) as error:
             # A new connection is the surest way out of whatever state this one is in.
             self._writing.drop()
+            self.failed = True
             raise self._failure(error, "written") from error
+        self.failed = False
         self.commits += 1
         return [None] * len(statements)
 
@@ -184,7 +193,8 @@ class Database:
                 # As long as it stands, SQLite keeps the files that a full disk could not make anew.
                 self._reading.get().execute("SELECT 1 FROM sqlite_master").fetchone()
         except sqlite3.Error as error:
-            raise StartError(f"cannot use {self._path}: {error}", AWAY) from error
+            hint = _HINTS.get(str(getattr(error, "sqlite_errorname", "")), AWAY)
+            raise StartError(f"cannot use {self._path}: {error}", hint) from error
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         version = self._version(connection)
@@ -254,8 +264,9 @@ def _lock(path: Path) -> int:
             f"another bridge (process {process}) uses {path}",
             "stop it, or set another MOLECULE_HERMES_STATE_DIR",
         ) from None
-    os.ftruncate(handle, 0)
-    os.write(handle, str(os.getpid()).encode())
+    with contextlib.suppress(OSError):  # a full disk, which is told later and better
+        os.ftruncate(handle, 0)
+        os.write(handle, str(os.getpid()).encode())
     return handle
 
 

@@ -60,7 +60,7 @@ CREATE TABLE push_configs (
     config BLOB NOT NULL,
     UNIQUE (task_id, owner, id)
 );
-CREATE TABLE checks (number INTEGER PRIMARY KEY, at REAL NOT NULL);
+CREATE TABLE checks (number INTEGER PRIMARY KEY, at REAL NOT NULL, room BLOB);
 """
 MIGRATIONS = (_V1,)
 
@@ -74,6 +74,7 @@ ON CONFLICT (owner, id) DO UPDATE SET
 _DELETE = "DELETE FROM tasks WHERE owner = ? AND id = ?"
 _DELETE_CONFIGS = "DELETE FROM push_configs WHERE owner = ? AND task_id = ?"
 _BATCH = 200
+_ROOM = 256 * 1024
 
 
 class SqliteTaskStore(DurableStore):
@@ -110,8 +111,10 @@ class SqliteTaskStore(DurableStore):
         return await self.database.read(listing.page)
 
     async def check(self) -> None:
-        sql = "INSERT OR REPLACE INTO checks (number, at) VALUES (1, ?)"
-        await self.database.write(sql, (time.time(),))
+        # After a failure a little room is not enough: the next task may need more.
+        room = _ROOM if self.database.failed else 0
+        sql = "INSERT OR REPLACE INTO checks (number, at, room) VALUES (1, ?, zeroblob(?))"
+        await self.database.write(sql, (time.time(), room))
         await self.database.read(lambda db: db.execute("SELECT 1 FROM tasks LIMIT 1").fetchone())
 
     async def sweep(self, end: EndTask) -> int:

@@ -53,9 +53,12 @@ class Worker(Generic[Job]):
         await asyncio.to_thread(self._thread.join, timeout)
 
     def _hand_over(self) -> None:
-        self._busy = True
-        lot, self._waiting = self._waiting, []
-        self._lots.put(lot)
+        """Leaves out what nobody waits for any more: they were told that it failed."""
+        lot = [(job, future) for job, future in self._waiting if not future.done()]
+        self._waiting = []
+        self._busy = bool(lot)
+        if lot:
+            self._lots.put(lot)
 
     def _run(self) -> None:
         while (lot := self._lots.get()) is not None:
