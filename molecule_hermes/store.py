@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -23,7 +23,13 @@ from a2a.server.tasks import (
     PushNotificationConfigStore,
     TaskStore,
 )
-from a2a.types import ListTasksRequest, ListTasksResponse, Task, TaskStatus
+from a2a.types import (
+    ListTasksRequest,
+    ListTasksResponse,
+    Task,
+    TaskStatus,
+    TaskStatusUpdateEvent,
+)
 
 from molecule_hermes import updates
 from molecule_hermes.config import Settings
@@ -252,6 +258,8 @@ class Store:
     tasks: TaskStore
     push_configs: PushNotificationConfigStore
     check: Callable[[], Awaitable[None]]
+    interrupted: Sequence[TaskStatusUpdateEvent] = ()
+    """The ends of tasks that the last bridge left without one."""
 
 
 @contextlib.asynccontextmanager
@@ -262,11 +270,11 @@ async def open_store(settings: Settings, on_lost: OnLost = _nobody) -> AsyncIter
         yield Store(MemoryTaskStore(), InMemoryPushNotificationConfigStore(), _well)
         return
     async with (
-        _durable(where, settings) as inner,
+        _durable(where, settings) as (inner, interrupted),
         CheckpointedStore(inner, checkpoint=settings.checkpoint, on_lost=on_lost) as tasks,
         _pruned(inner, settings.keep_days, settings.keep_tasks),
     ):
-        yield Store(tasks, inner.push_configs, tasks.check)
+        yield Store(tasks, inner.push_configs, tasks.check, interrupted)
 
 
 async def _well() -> None:
@@ -274,16 +282,25 @@ async def _well() -> None:
 
 
 @contextlib.asynccontextmanager
-async def _durable(where: str, settings: Settings) -> AsyncIterator[DurableStore]:
+async def _durable(
+    where: str, settings: Settings
+) -> AsyncIterator[tuple[DurableStore, Sequence[TaskStatusUpdateEvent]]]:
+    interrupted: list[TaskStatusUpdateEvent] = []
+
+    def end(task: Task) -> None:
+        merge_text(task)
+        updates.fail(task, Interrupted("the agent was restarted during the turn"))
+        interrupted.append(updates.status_of(task))
+
     async with _backend(where, settings) as inner:
         try:
-            swept = await inner.sweep(_interrupt)
+            swept = await inner.sweep(end)
         except StorageFailure as failure:
             message = f"cannot end the tasks of the last bridge: {failure.message}"
             raise StartError(message, "see the log") from failure
         if swept:
             logger.warning("%d tasks were cut off by the end of the last bridge", swept)
-        yield inner
+        yield inner, interrupted
 
 
 def _backend(where: str, settings: Settings) -> DurableStore:
@@ -299,11 +316,6 @@ def _backend(where: str, settings: Settings) -> DurableStore:
             "pip install 'molecule-hermes[postgresql]'",
         ) from error
     return PostgresTaskStore(where)
-
-
-def _interrupt(task: Task) -> None:
-    merge_text(task)
-    updates.fail(task, Interrupted("the agent was restarted during the turn"))
 
 
 @contextlib.asynccontextmanager
