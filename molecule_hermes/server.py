@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
 from urllib.parse import urlsplit
@@ -91,6 +92,9 @@ class Bridge:
                 open_store(self._settings, on_lost=self._give_up)
             )
             self.health.add("store", store.check)
+            for sent in store.messages:
+                age = max(0.0, time.time() - sent.at)
+                self._retries.recall(*sent[:4], age)
             await self._stack.enter_async_context(self._transport)
             push = PushSender(
                 PushConfigs(store.push_configs), PublicOnly(self._settings.push_hosts)

@@ -34,7 +34,7 @@ from a2a.types import (
 from molecule_hermes import updates
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import Interrupted, StartError, StorageFailure
-from molecule_hermes.stores.base import ENDED, DurableStore
+from molecule_hermes.stores.base import ENDED, DurableStore, Sent
 from molecule_hermes.stores.memory import MemoryTaskStore, merge_text
 
 __all__ = ["CheckpointedStore", "Store", "TaskNotStored", "open_store"]
@@ -260,6 +260,8 @@ class Store:
     check: Callable[[], Awaitable[None]]
     interrupted: Sequence[TaskStatusUpdateEvent] = ()
     """The ends of tasks that the last bridge left without one."""
+    messages: Sequence[Sent] = ()
+    """What peers sent in the time in which they may send it again."""
 
 
 @contextlib.asynccontextmanager
@@ -274,7 +276,8 @@ async def open_store(settings: Settings, on_lost: OnLost = _nobody) -> AsyncIter
         CheckpointedStore(inner, checkpoint=settings.checkpoint, on_lost=on_lost) as tasks,
         _pruned(inner, settings.keep_days, settings.keep_tasks),
     ):
-        yield Store(tasks, inner.push_configs, tasks.check, interrupted)
+        messages = await inner.messages(time.time() - settings.retry_window)
+        yield Store(tasks, inner.push_configs, tasks.check, interrupted, messages)
 
 
 async def _well() -> None:
