@@ -14,10 +14,18 @@ from typing import Self
 
 from a2a.helpers import new_text_part
 from a2a.server.tasks import TaskUpdater
+from a2a.types import Artifact
 
-__all__ = ["REPLY", "ReplyArtifact"]
+__all__ = ["REPLY", "UPDATE", "ReplyArtifact", "last_update"]
 
 REPLY = "reply"
+UPDATE = "update"
+"""In the artifact's metadata: the number of its last update."""
+
+
+def last_update(artifact: Artifact) -> int:
+    number = artifact.metadata[UPDATE] if UPDATE in artifact.metadata else 0  # noqa: SIM401
+    return int(number) if isinstance(number, float) else 0
 
 
 class ReplyArtifact:
@@ -32,6 +40,7 @@ class ReplyArtifact:
         self._pending_size = 0
         self._exists = False
         self._append = False
+        self._updates = 0
         self._next_at = 0.0
         self._sending = asyncio.Lock()
         self._flusher: asyncio.Task[None] | None = None
@@ -91,8 +100,14 @@ class ReplyArtifact:
     async def _send(self, text: str, *, last: bool = False) -> None:
         append, self._append, self._exists = self._append, True, True
         self._next_at = time.monotonic() + self._interval
+        self._updates += 1
         await self._updater.add_artifact(
-            [new_text_part(text)], REPLY, name=REPLY, append=append, last_chunk=last
+            [new_text_part(text)],
+            REPLY,
+            name=REPLY,
+            metadata={UPDATE: self._updates},
+            append=append,
+            last_chunk=last,
         )
 
     async def _flush_in_time(self) -> None:

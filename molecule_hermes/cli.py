@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import json
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
 
@@ -17,13 +20,18 @@ from molecule_hermes import __version__
 from molecule_hermes.config import Settings, http_url
 from molecule_hermes.errors import BridgeError, ConfigError, StartError, redact
 
+if TYPE_CHECKING:
+    from a2a.types import SendMessageRequest
+
+    from molecule_hermes.terminal import Printer
+
 __all__ = ["main"]
 
 T = TypeVar("T")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: done; 1: it failed; 2: it was asked wrongly. Errors are one line on stderr."""
+    """0: done; 1: it failed; 2: it was asked wrongly; 130: Ctrl-C. An error is one line."""
     options = _parser().parse_args(arguments)
     # With OpenTelemetry's packages installed the SDK traces every call, for a third of the
     # throughput, whether or not anybody collects it.
@@ -75,10 +83,7 @@ def _parser() -> argparse.ArgumentParser:
                 "--keep-config", action="store_true", help="use Hermes's folder as it is"
             )
     _plugin_command(commands)
-    send = _client_command(commands, "send", _send, "send a message and stream the reply")
-    send.add_argument("text", metavar="TEXT", help="the message; - reads it from standard input")
-    send.add_argument("--context", default="", metavar="ID", help="continue this conversation")
-    send.add_argument("--json", action="store_true", help="print raw events, one JSON per line")
+    _send_command(commands)
     _client_command(commands, "card", _card, "print an agent's card as JSON")
     _client_command(commands, "doctor", _doctor, "say what is wrong, and what to do")
     return parser
@@ -95,6 +100,23 @@ def _client_command(
     command.add_argument("--token", help="a peer's token (default: MOLECULE_HERMES_TOKEN)")
     command.set_defaults(run=run)
     return command
+
+
+def _send_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    send = _client_command(commands, "send", _send, "send a message and stream the reply")
+    send.epilog = (
+        "The reply goes to standard output, all else to standard error. Questions are asked at the "
+        "terminal (Ctrl-D leaves one open). Ctrl-C cancels the task, a second Ctrl-C leaves it. "
+        "Exit codes: 0 completed; 1 failed, canceled, or a question is open; 2 asked wrongly; "
+        "130 Ctrl-C."
+    )
+    add = send.add_argument
+    add("text", nargs="?", metavar="TEXT", help="the message; - reads it from standard input")
+    add("--context", default="", metavar="ID", help="continue this conversation")
+    add("--task", default="", metavar="ID", help="answer the question that this task waits on")
+    add("--file", action="append", default=[], metavar="PATH", help="send this file; repeatable")
+    add("--save", metavar="DIR", help="keep the files that come back in this folder")
+    add("--json", action="store_true", help="print raw events, one JSON per line; ask nothing")
 
 
 def _plugin_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -120,22 +142,60 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _send(options: argparse.Namespace) -> int:
-    from molecule_hermes.client import send
+    from molecule_hermes.exchange import send
 
     settings = Settings.from_env()
-    text = sys.stdin.read() if options.text == "-" else options.text
-    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    url, token = _url(options, settings), _token(options, settings)
+    request, printer = _request(options), _printer(options)
+    again = _send_again(options)
     return _run(
-        send(
-            _url(options, settings),
-            text,
-            sys.stdout,
-            sys.stderr,
-            context_id=options.context,
-            token=_token(options, settings),
-            raw=options.json,
-        )
+        send(url, request, printer, token=token, keyboard=_keyboard(options), command=again)
     )
+
+
+def _request(options: argparse.Namespace) -> SendMessageRequest:
+    from molecule_hermes.client import file_part, message
+
+    if options.text is None and not options.file:
+        raise ConfigError("there is nothing to send", "give a TEXT or --file PATH")
+    if options.task and options.file:
+        raise ConfigError("a file is no answer", "send --file without --task")
+    text = options.text or ""
+    if text == "-":
+        # Closed by the caller, it is None.
+        text = sys.stdin.buffer.read().decode("utf-8", "replace") if sys.stdin else ""
+    files = [file_part(Path(path)) for path in options.file]
+    return message(_utf8(text), _utf8(options.context), _utf8(options.task), files)
+
+
+def _utf8(text: str) -> str:
+    """What is not UTF-8 as far as it can be read."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _keyboard(options: argparse.Namespace) -> int | None:
+    """The terminal where questions can be asked, if there is one."""
+    if options.json or options.text == "-" or not (sys.stdin and sys.stderr):
+        return None
+    return sys.stdin.fileno() if sys.stdin.isatty() and sys.stderr.isatty() else None
+
+
+def _printer(options: argparse.Namespace) -> Printer:
+    from molecule_hermes.save_folder import SaveFolder
+    from molecule_hermes.terminal import Printer, RawPrinter
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    kind = RawPrinter if options.json else Printer
+    folder = SaveFolder(Path(options.save)) if options.save is not None else None
+    return kind(sys.stdout or io.StringIO(), sys.stderr or io.StringIO(), folder)
+
+
+def _send_again(options: argparse.Namespace) -> str:
+    """The command for the next message to the same agent; a token is not repeated."""
+    from molecule_hermes.terminal import command_name
+
+    return f"{command_name()} send" + (f" --url {shlex.quote(options.url)}" if options.url else "")
 
 
 def _card(options: argparse.Namespace) -> int:

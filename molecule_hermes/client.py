@@ -1,39 +1,24 @@
-"""A small A2A client: what `molecule-hermes send` and `card` do."""
+"""A small A2A client: finds an agent by its card, and puts messages together."""
 
 from __future__ import annotations
 
-import json
+import mimetypes
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
-from typing import TextIO
+from pathlib import Path
 
 import httpx
 from a2a.client import A2ACardResolver, A2AClientError, Client, ClientConfig, ClientFactory
-from a2a.helpers import get_text_parts
-from a2a.types import (
-    AgentCard,
-    Message,
-    Part,
-    Role,
-    SendMessageRequest,
-    StreamResponse,
-    TaskArtifactUpdateEvent,
-    TaskState,
-    TaskStatus,
-)
-from a2a.utils.errors import A2AError
-from google.protobuf.json_format import MessageToDict
+from a2a.helpers import new_raw_part
+from a2a.types import AgentCard, Message, Part, Role, SendMessageRequest
 
-from molecule_hermes.errors import StartError
+from molecule_hermes.errors import ConfigError, StartError
 
-__all__ = ["connect", "fetch_card", "message", "send"]
+__all__ = ["MAX_FILE", "connect", "fetch_card", "file_part", "message"]
 
-_FAILED = {
-    TaskState.TASK_STATE_FAILED: "failed",
-    TaskState.TASK_STATE_REJECTED: "rejected",
-    TaskState.TASK_STATE_CANCELED: "canceled",
-}
+MAX_FILE = 10 * 2**20
+"""Bytes of a file that is sent along."""
 
 
 @asynccontextmanager
@@ -71,116 +56,32 @@ async def _card(http: httpx.AsyncClient, url: str) -> AgentCard:
         ) from error
 
 
-def message(text: str, context_id: str = "", task_id: str = "") -> SendMessageRequest:
+def message(
+    text: str, context_id: str = "", task_id: str = "", files: Iterable[Part] = ()
+) -> SendMessageRequest:
+    parts = list(files)
+    if text or not parts:
+        parts.insert(0, Part(text=text))
     return SendMessageRequest(
         message=Message(
             message_id=uuid.uuid4().hex,
             role=Role.ROLE_USER,
-            parts=[Part(text=text)],
+            parts=parts,
             context_id=context_id,
             task_id=task_id,
         )
     )
 
 
-async def send(
-    url: str,
-    text: str,
-    out: TextIO,
-    err: TextIO,
-    *,
-    context_id: str = "",
-    token: str = "",
-    raw: bool = False,
-) -> int:
-    """Streams the reply to `out` and progress to `err`; 0 when the task completed."""
-    printer = _RawPrinter(out) if raw else _Printer(out, err)
+def file_part(path: Path) -> Part:
+    """The file with its name and media type; raises `ConfigError`."""
     try:
-        async with connect(url, token) as client:
-            async for event in client.send_message(message(text, context_id)):
-                printer.show(event)
-    except (A2AError, httpx.HTTPError) as error:
-        raise StartError(_one_line(error), _hint(error)) from error
-    return printer.end()
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _hint(error: Exception) -> str:
-    return "pass a token with --token" if "401" in str(error) else ""
-
-
-class _RawPrinter:
-    """Each event as a line of JSON."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self.state = TaskState.TASK_STATE_UNSPECIFIED
-
-    def show(self, event: StreamResponse) -> None:
-        self._out.write(json.dumps(MessageToDict(event), ensure_ascii=False) + "\n")
-        self._out.flush()
-        self.state = (_status(event) or TaskStatus(state=self.state)).state
-
-    def end(self) -> int:
-        return 0 if self.state == TaskState.TASK_STATE_COMPLETED else 1
-
-
-class _Printer:
-    """The reply as it comes; what happens beside it on the second stream."""
-
-    def __init__(self, out: TextIO, err: TextIO) -> None:
-        self._out = out
-        self._err = err
-        self._context_id = ""
-        self._open = False
-        self._status = TaskStatus()
-
-    def show(self, event: StreamResponse) -> None:
-        if event.HasField("task"):
-            self._context_id = event.task.context_id
-        if event.HasField("artifact_update"):
-            self._text(event.artifact_update)
-        if status := _status(event):
-            self._status = status
-            if status.state == TaskState.TASK_STATE_WORKING and status.HasField("message"):
-                self._line("· " + " ".join(get_text_parts(status.message.parts)))
-
-    def end(self) -> int:
-        self._close()
-        state = self._status.state
-        if word := _FAILED.get(state):
-            reason = " ".join(get_text_parts(self._status.message.parts))
-            self._line(f"{word}: {reason}" if reason else word)
-        if self._context_id:
-            self._line(f"(continue with --context {self._context_id})")
-        return 0 if state == TaskState.TASK_STATE_COMPLETED else 1
-
-    def _text(self, update: TaskArtifactUpdateEvent) -> None:
-        if self._open and not update.append:
-            self._close()
-        text = "".join(get_text_parts(update.artifact.parts))
-        self._out.write(text)
-        self._out.flush()
-        self._open = self._open or bool(text)
-
-    def _line(self, text: str) -> None:
-        self._close()
-        self._err.write(text + "\n")
-        self._err.flush()
-
-    def _close(self) -> None:
-        if self._open:
-            self._out.write("\n")
-            self._out.flush()
-            self._open = False
-
-
-def _status(event: StreamResponse) -> TaskStatus | None:
-    if event.HasField("status_update"):
-        return event.status_update.status
-    if event.HasField("task"):
-        return event.task.status
-    return None
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise ConfigError(f"--file {path}: {error.strerror}") from None
+    if len(data) > MAX_FILE:
+        raise ConfigError(f"--file {path}: larger than {MAX_FILE // 2**20} MiB")
+    name = path.name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    return new_raw_part(data, media_type=media_type, filename=name)

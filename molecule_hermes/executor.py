@@ -16,6 +16,7 @@ import contextlib
 import logging
 import time
 import uuid
+from collections import deque
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -132,6 +133,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
         self._question_timeout = question_timeout
         self._metrics = metrics or Metrics()
         self._runs: dict[str, _Run] = {}
+        self._asked_and_ended: deque[str] = deque(maxlen=1000)
+        """Tasks of late that asked something and have ended."""
 
     @property
     def questions(self) -> int:
@@ -140,13 +143,18 @@ class HermesAgentProxyExecutor(AgentExecutor):
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         run = self._runs.get(context.task_id or "")
+        if run is None and context.task_id in self._asked_and_ended:
+            # The turn ended while this answer was on its way: its last state is in the queue,
+            # and a second one would replace it.
+            return
         if run is None:
             run = await self._begin(context, event_queue)
         else:
             run.updater.event_queue = event_queue
             await self._take_answer(run, context)
         try:
-            await run.rests.wait()
+            while not run.rests.is_set():  # a question may be gone before this wakes up
+                await run.rests.wait()
         except asyncio.CancelledError:
             # The SDK closes the task, and with it the queue that the turn speaks through.
             await _abandon(run)
@@ -214,6 +222,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
             logger.exception("the end of turn %s could not be told", run.turn.message_id)
         finally:
             self._runs.pop(run.turn.task_id, None)
+            if run.expiry is not None:
+                self._asked_and_ended.append(run.turn.task_id)
             run.ended.set()
             run.rests.set()
             if run.expiry is not None:
@@ -253,7 +263,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
         async with aclosing(self._transport.run(run.turn)) as events:
             async for event in events:
                 if is_last(event):
-                    run.question = None
+                    if run.question is not None:
+                        run.settle(run.question)
                     run.events = [e for e in run.events if not isinstance(e, Question)]
                     await self._show_events(run)
                     return event

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Any, Self
 from urllib.parse import urlsplit
 
 import psutil
@@ -59,7 +59,7 @@ def configure(home: HermesHome, settings: Settings, model: ModelChoice | None) -
     if model is not None:
         home.set_model(model.block)
     limits = {"api_server": {"max_concurrent_runs": settings.max_running}}
-    home.merge_config({"gateway": limits}, restart_settings())
+    home.merge_config({"gateway": limits}, restart_settings() | _workplace(settings))
     home.merge_env(
         {
             "API_SERVER_ENABLED": "true",
@@ -71,6 +71,16 @@ def configure(home: HermesHome, settings: Settings, model: ModelChoice | None) -
         }
     )
     return credentials
+
+
+def _workplace(settings: Settings) -> dict[str, Any]:
+    """A folder for the agent's tools, and for the files that it may deliver. Without one that is
+    the user's home. In a Hermes folder of the user's own it is the user's to choose."""
+    if settings.hermes_home is not None:
+        return {}
+    folder = (settings.state_dir / "work").absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    return {"terminal": {"cwd": str(folder)}}
 
 
 def credentials_of(home: HermesHome, settings: Settings) -> Credentials:

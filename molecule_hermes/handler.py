@@ -31,6 +31,7 @@ from a2a.types import (
     SendMessageRequest,
     SubscribeToTaskRequest,
     Task,
+    TaskArtifactUpdateEvent,
     TaskState,
     TaskStatusUpdateEvent,
 )
@@ -43,6 +44,7 @@ from a2a.utils.errors import (
 )
 from a2a.utils.task import apply_history_length
 
+from molecule_hermes.artifacts import last_update
 from molecule_hermes.errors import StorageFailure
 from molecule_hermes.questions import ASKED, asked_in
 from molecule_hermes.retries import Retries, SentBeforeError
@@ -189,8 +191,25 @@ class BridgeRequestHandler(DefaultRequestHandler):
         self, params: SubscribeToTaskRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event, None]:
         async with aclosing(super().on_subscribe_to_task(params, context)) as events:
-            async for event in _guarded(events):
+            async for event in _without_repeats(_guarded(events)):
                 yield event
+
+
+async def _without_repeats(events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """What the task at the beginning holds already does not come again.
+
+    The SDK taps the events before it reads the task: an update in between is in both, and a client
+    that appends it has the text twice.
+    """
+    shown: dict[str, int] = {}
+    async for event in events:
+        if isinstance(event, Task):
+            shown = {artifact.artifact_id: last_update(artifact) for artifact in event.artifacts}
+        elif isinstance(event, TaskArtifactUpdateEvent):
+            before = shown.get(event.artifact.artifact_id, 0)
+            if 0 < last_update(event.artifact) <= before:
+                continue
+        yield event
 
 
 async def _guarded(events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:

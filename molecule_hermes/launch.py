@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shlex
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from molecule_hermes import __version__
@@ -38,6 +35,7 @@ from molecule_hermes.hermes_home import HermesHome
 from molecule_hermes.ports import require_free_port
 from molecule_hermes.providers import ModelChoice, choose_model, demo_choice, keys_that_are_set
 from molecule_hermes.server import Bridge
+from molecule_hermes.terminal import command_name
 from molecule_hermes.transports.base import Transport
 from molecule_hermes.transports.chat import ChatTransport
 from molecule_hermes.transports.plugin import PluginTransport
@@ -287,7 +285,7 @@ def _warn_of_typos(environ: Mapping[str, str], say: Say) -> None:
 
 
 def _banner(url: str, way: Way, model: ModelChoice) -> str:
-    command = _command()
+    command = command_name()
     through = "the plugin" if way == "plugin" else "chat completions"
     demo = "\nSet a model key (such as OPENROUTER_API_KEY) for a real model.\n"
     return (
@@ -297,16 +295,6 @@ def _banner(url: str, way: Way, model: ModelChoice) -> str:
         f"  check    {command} doctor --url {url}\n"
         f"  stop     Ctrl-C\n" + (demo if model.is_demo else "")
     )
-
-
-def _command() -> str:
-    """How this command was reached, so that the hint can be pasted."""
-    path = Path(sys.argv[0])
-    if path.name != "molecule-hermes":
-        return "molecule-hermes"
-    with contextlib.suppress(ValueError):
-        path = path.absolute().relative_to(Path.cwd())
-    return shlex.quote(str(path))
 
 
 class _Signals:

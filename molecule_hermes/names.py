@@ -14,7 +14,8 @@ _MAX_BYTES = 120
 def safe_name(name: str, default: str = "file") -> str:
     """The name without a path, control characters or anything a shell or a prompt might read."""
     last = re.split(r"[/\\]", name)[-1]
-    cleaned = _UNSAFE.sub("_", last).strip(". ")
+    cleaned = _UNSAFE.sub("_", last)
     # The end holds the suffix, so a long name loses its beginning.
     short = cleaned.encode("utf-8", "replace")[-_MAX_BYTES:].decode("utf-8", "ignore")
-    return short.strip(". ") or default
+    # Neither hidden nor an option of a command.
+    return short.lstrip(".- ").rstrip(". ") or default

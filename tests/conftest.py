@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 from molecule_hermes.config import Settings
 from molecule_hermes.server import Bridge
@@ -14,6 +16,12 @@ from molecule_hermes.transports.base import Transport
 from molecule_hermes.transports.chat import ChatTransport
 from tests.fakes import KEY, FakeHermes, fake_hermes
 from tests.postgres import Postgres, postgres
+
+# Machines are noisy: how long an example takes says nothing.
+hypothesis_settings.register_profile(
+    "noisy", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("noisy")
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import subprocess
 import sys
@@ -10,16 +9,14 @@ from pathlib import Path
 import pytest
 
 from molecule_hermes.cli import _Redacted, main
-from molecule_hermes.client import send
-from molecule_hermes.errors import StartError
-from molecule_hermes.turns import Completed, TextDelta, ToolProgress
+from molecule_hermes.turns import Completed
 from tests.conftest import StartBridge
 from tests.fakes import ScriptedTransport, free_port
 
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "molecule_hermes.cli", *arguments],
+        [sys.executable, "-m", "molecule_hermes", *arguments],
         env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environ},
         capture_output=True,
         text=True,
@@ -34,6 +31,15 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         main([command, "--help"])
     assert ended.value.code == 0
     assert command in capsys.readouterr().out
+
+
+def test_an_interrupt_while_the_command_is_loaded_leaves_no_trace(tmp_path: Path) -> None:
+    (tmp_path / "uvloop.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    command = [sys.executable, "-m", "molecule_hermes", "card"]
+    ended = subprocess.run(
+        command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout + ended.stderr) == (130, b"")
 
 
 def test_a_wrong_command_exits_2() -> None:
@@ -77,45 +83,6 @@ def test_the_doctor_names_each_failure_and_its_remedy(tmp_path: Path) -> None:
     assert ended.stdout.count("→") == ended.stdout.count("FAIL")
     assert "ok    python" in ended.stdout
     assert "Traceback" not in ended.stdout + ended.stderr
-
-
-async def test_send_prints_the_reply_as_it_comes_and_progress_beside_it(
-    bridge: StartBridge,
-) -> None:
-    transport = ScriptedTransport(
-        TextDelta("Looking."),
-        ToolProgress("terminal", "start", "ls"),
-        TextDelta("Found ", replace=True),
-        TextDelta("it."),
-        Completed("Found it."),
-    )
-    out, err = io.StringIO(), io.StringIO()
-    async with bridge(transport) as b:
-        assert await send(b.url, "hi", out, err, context_id="ctx") == 0
-    assert out.getvalue() == "Looking.\nFound it.\n"
-    assert "· terminal: ls" in err.getvalue()
-    assert "--context ctx" in err.getvalue()
-
-
-async def test_send_as_json_prints_raw_events(bridge: StartBridge) -> None:
-    out = io.StringIO()
-    async with bridge(ScriptedTransport(Completed("x"))) as b:
-        assert await send(b.url, "hi", out, io.StringIO(), raw=True) == 0
-    assert out.getvalue().count("\n") >= 3
-    assert '"TASK_STATE_COMPLETED"' in out.getvalue()
-
-
-async def test_send_exits_1_for_a_failed_turn_and_says_why(bridge: StartBridge) -> None:
-    err = io.StringIO()
-    async with bridge(ScriptedTransport(RuntimeError("x"))) as b:
-        assert await send(b.url, "hi", io.StringIO(), err) == 1
-    assert "failed: something went wrong" in err.getvalue()
-
-
-async def test_send_without_a_token_says_how_to_pass_one(bridge: StartBridge) -> None:
-    async with bridge(ScriptedTransport(), PEER_TOKENS="a:0123456789") as b:
-        with pytest.raises(StartError, match="--token"):
-            await send(b.url, "hi", io.StringIO(), io.StringIO())
 
 
 @pytest.mark.parametrize("command", [["send", "hi"], ["card"], ["doctor"]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import uuid
 from typing import Any
 
 import httpx
@@ -44,7 +45,8 @@ def rpc(method: str, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_message(text: str = "hi", **more: Any) -> dict[str, Any]:
-    return {"message": {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": text}], **more}}
+    message = {"messageId": uuid.uuid4().hex, "role": "ROLE_USER", "parts": [{"text": text}]}
+    return {"message": message | more}
 
 
 @pytest.mark.parametrize("version", ["1.0", "0.3"])
