@@ -492,7 +492,7 @@ async def test_a_database_without_its_driver_says_what_to_install(
     settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "molecule_hermes.stores.postgresql", None)
-    with pytest.raises(StartError, match=r"pip install 'molecule-hermes\[postgresql\]'"):
+    with pytest.raises(StartError, match=r"pip install '\.\[postgresql\]'"):
         async with open_store(settings(STORE="postgres://u:p@host/db")):
             pass
 
