@@ -316,7 +316,7 @@ def _backend(where: str, settings: Settings) -> DurableStore:
     except ImportError as error:
         raise StartError(
             f"MOLECULE_HERMES_STORE names a database, but {error.name} is not installed",
-            "pip install 'molecule-hermes[postgresql]'",
+            "install the extra: pip install '.[postgresql]'",
         ) from error
     return PostgresTaskStore(where)
 

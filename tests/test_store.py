@@ -179,6 +179,8 @@ async def test_a_state_is_not_told_before_it_is_on_disk(disk: Disk) -> None:
         reading = asyncio.create_task(store.get("t", context()))
         listed = (await store.list(ListTasksRequest(), context())).tasks
         assert [state(t) for t in listed] == ["WORKING"]
+        for _ in range(5):
+            await asyncio.sleep(0)
         assert not reading.done()
         disk.go.set()
         assert state(await reading) == "COMPLETED"
@@ -198,6 +200,23 @@ async def test_a_checkpoint_never_overtakes_a_state(disk: Disk) -> None:
         disk.go.set()
         await saving
     assert [state(t) for t in disk.saves] == ["WORKING", "WORKING", "COMPLETED"]
+
+
+async def test_text_that_a_state_took_along_is_not_written_again(disk: Disk) -> None:
+    live = task("t", "SUBMITTED")
+    async with over(disk, checkpoint=0.05) as store:
+        await store.save(live, context())
+        disk.go.clear()
+        first = asyncio.create_task(store.save(turn_to(live, "WORKING"), context()))
+        await asyncio.sleep(0)
+        end = turn_to(add(task("t"), "all"), "COMPLETED")
+        second = asyncio.create_task(store.save(end, context()))
+        await asyncio.sleep(0)
+        checkpointing = asyncio.create_task(store._write_text(("alice", "t")))
+        await asyncio.sleep(0)
+        disk.go.set()
+        await asyncio.gather(first, second, checkpointing)
+    assert [state(t) for t in disk.saves] == ["SUBMITTED", "WORKING", "COMPLETED"]
 
 
 async def test_a_state_that_cannot_be_stored_ends_the_task_and_is_stored_later(disk: Disk) -> None:
@@ -473,7 +492,7 @@ async def test_a_database_without_its_driver_says_what_to_install(
     settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "molecule_hermes.stores.postgresql", None)
-    with pytest.raises(StartError, match=r"pip install 'molecule-hermes\[postgresql\]'"):
+    with pytest.raises(StartError, match=r"pip install '\.\[postgresql\]'"):
         async with open_store(settings(STORE="postgres://u:p@host/db")):
             pass
 
