@@ -63,7 +63,12 @@ async def running(
     name: str, hermes: FakeHermes, http: aiohttp.ClientSession
 ) -> AsyncIterator[Server]:
     port = free_port()
-    environ = os.environ | {"FAKE_CHAT": hermes.chat_url, "FAKE_PLUGIN": hermes.plugin_url}
+    environ = os.environ | {
+        "FAKE_CHAT": hermes.chat_url,
+        "FAKE_PLUGIN": hermes.plugin_url,
+        # The SDK reads it when it is imported; `molecule-hermes` sets it, too.
+        "OTEL_INSTRUMENTATION_A2A_SDK_ENABLED": "false",
+    }
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmark.servers", name, str(port), env=environ
     )
@@ -130,8 +135,9 @@ async def one_round(
             figures.add("ms/turn", name, await server.peers.latency(options.turns) * 1e3)
     for name in BRIDGES:
         for deltas in (2000, 8000):
-            took = await servers[name].peers.streamed(f"deltas {deltas}")
-            figures.add(f"{deltas:,} deltas", name, took)
+            for _ in range(options.streams):
+                took = await servers[name].peers.streamed(f"deltas {deltas}")
+                figures.add(f"{deltas:,} deltas", name, took)
 
 
 def _cpu(server: Server) -> float:
@@ -206,10 +212,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the median counts")
     parser.add_argument("--seconds", type=float, default=4.0, help="of load per server and round")
     parser.add_argument("--turns", type=int, default=200, help="of one peer, per server and round")
+    parser.add_argument("--streams", type=int, default=5, help="long replies, per server and round")
     parser.add_argument("--out", type=Path, default=Path("../bench-results"), help="where to write")
     options = parser.parse_args()
     if options.quick:
-        options.rounds, options.seconds, options.turns = 1, 1.5, 50
+        options.rounds, options.seconds, options.turns, options.streams = 1, 1.5, 50, 3
     figures, memory = asyncio.run(measure(options))
     table = rows(figures, memory)
     options.out.mkdir(parents=True, exist_ok=True)

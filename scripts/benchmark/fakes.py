@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 from aiohttp import web
+
+from molecule_hermes.plugin.outbox import Outbox, Parcel
+from molecule_hermes.wire import Callback, Delta, Final, Spent
 
 KEY = "0123456789abcdef-bench"
 SECRET = "a-shared-secret-of-the-bench"
@@ -30,7 +33,7 @@ class FakeHermes:
         self.gate = asyncio.Event()
         self.gate.set()
         self.held = 0
-        self._session: aiohttp.ClientSession | None = None
+        self._outbox = Outbox(secret=SECRET)
         self._turns: set[asyncio.Task[None]] = set()
         self.chat_url = self.plugin_url = ""
 
@@ -69,25 +72,15 @@ class FakeHermes:
         return web.json_response({"ok": False}, status=404)
 
     async def _turn(self, message: dict[str, Any]) -> None:
+        """Each piece leaves through the plugin's own outbox, as soon as it is there."""
         await self._wait()
-        pieces = list(reply_to(message["content"]))
-        for seq, piece in enumerate(pieces):
-            await self._call(message, piece, type="delta", seq=seq)
-        usage = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2, "model": "fake"}
-        final = {"type": "final", "status": "completed", "usage": usage, "seq": len(pieces)}
-        await self._call(message, "".join(pieces), **final)
-
-    async def _call(self, message: dict[str, Any], content: str, **metadata: Any) -> None:
-        assert self._session is not None
-        body = {
-            "chat_id": message["chat_id"],
-            "reply_to": message["message_id"],
-            "content": content,
-            "metadata": metadata,
-        }
-        headers = {"X-Molecule-A2A-Secret": SECRET}
-        async with self._session.post(message["callback_url"], json=body, headers=headers) as told:
-            await told.read()
+        chat, name, url = message["chat_id"], message["message_id"], message["callback_url"]
+        numbers, pieces = itertools.count(), list(reply_to(message["content"]))
+        for piece in pieces:
+            self._outbox.put(Parcel(url, Callback(chat, name, piece, Delta()), numbers))
+            await asyncio.sleep(0)
+        final = Final(usage=Spent(1, 1, 2, "fake"))
+        self._outbox.put(Parcel(url, Callback(chat, name, "".join(pieces), final), numbers))
 
     async def _wait(self) -> None:
         self.held += 1
@@ -106,8 +99,7 @@ class FakeHermes:
         app.router.add_post("/a2a/cancel", self.cancel)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector) as self._session:
+        async with self._outbox:
             try:
                 await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
                 base = f"http://127.0.0.1:{runner.addresses[0][1]}"

@@ -132,7 +132,6 @@ def _transport(name: str) -> Transport:
 
 def main() -> None:
     name, port = sys.argv[1], int(sys.argv[2])
-    os.environ["OTEL_INSTRUMENTATION_A2A_SDK_ENABLED"] = "false"
     run = _bridge if name in BRIDGES else _baseline
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
