@@ -64,7 +64,7 @@ def build_card(
         description=description,
         version=__version__,
         supported_interfaces=_interfaces(url, settings.compat_v03),
-        capabilities=AgentCapabilities(streaming=True, push_notifications=False),
+        capabilities=AgentCapabilities(streaming=True, push_notifications=True),
         default_input_modes=_modes(_INPUT, features),
         default_output_modes=_modes(_OUTPUT, features),
         skills=[_CONVERSE, _act(settings.approvals == "ask" and Feature.APPROVALS in features)],

@@ -183,6 +183,11 @@ class Settings(BaseModel):
         (),
         "host,host:port,… — where files may be fetched from although it is not public",
     )
+    push_hosts: Annotated[tuple[str, ...], BeforeValidator(_hosts)] = _own(
+        "PUSH_HOSTS",
+        (),
+        "host,host:port,… — where push notifications may go although it is not public",
+    )
     token: SecretStr | None = _own("TOKEN", None, "a peer's token, for `send` and `doctor`")
     compat_v03: bool = _own("COMPAT_V03", True, "true or false: serve A2A 0.3 clients too")
     log_level: Literal["debug", "info", "warning", "error"] = _own(

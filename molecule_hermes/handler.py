@@ -49,6 +49,7 @@ from molecule_hermes.errors import StorageFailure
 from molecule_hermes.questions import ASKED, asked_in
 from molecule_hermes.retries import Retries, SentBeforeError
 from molecule_hermes.store import TaskNotStored
+from molecule_hermes.updates import status_of
 
 __all__ = ["MAX_ID", "BridgeRequestHandler", "StoredContextBuilder"]
 
@@ -221,14 +222,10 @@ async def _guarded(events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, Non
         except StopAsyncIteration:
             return
         except TaskNotStored as failure:
-            yield _status(failure.task) if began else failure.task
+            yield status_of(failure.task) if began else failure.task
             return
         yield event
         began = True
-
-
-def _status(task: Task) -> TaskStatusUpdateEvent:
-    return TaskStatusUpdateEvent(task_id=task.id, context_id=task.context_id, status=task.status)
 
 
 @contextmanager

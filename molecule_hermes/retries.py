@@ -40,6 +40,12 @@ class Retries:
             raise SentBeforeError(known[1])
         self._known[key] = self._clock(), task_id
 
+    def recall(self, peer: str, context_id: str, message_id: str, task_id: str, age: float) -> None:
+        """A message of an earlier life of the bridge; the oldest first. Whether it named its
+        context is not known any more."""
+        for known_as in ("", context_id):
+            self._known[peer, known_as, message_id] = self._clock() - age, task_id
+
     def release(self, task_id: str) -> None:
         """Lets the task's messages be sent again, because nothing came of it."""
         for key in [key for key, (_, known) in self._known.items() if known == task_id]:

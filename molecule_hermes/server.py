@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
 from urllib.parse import urlsplit
@@ -37,6 +38,7 @@ from molecule_hermes.handler import BridgeRequestHandler, StoredContextBuilder
 from molecule_hermes.health import Check, Health
 from molecule_hermes.metrics import CONTENT_TYPE, CountResponses, Metrics
 from molecule_hermes.ports import cannot_listen
+from molecule_hermes.push import PushConfigs, PushSender
 from molecule_hermes.retries import Retries
 from molecule_hermes.store import Store, open_store
 from molecule_hermes.transports.base import Transport
@@ -90,8 +92,16 @@ class Bridge:
                 open_store(self._settings, on_lost=self._give_up)
             )
             self.health.add("store", store.check)
+            for sent in store.messages:
+                age = max(0.0, time.time() - sent.at)
+                self._retries.recall(*sent[:4], age)
             await self._stack.enter_async_context(self._transport)
-            await self._stack.enter_async_context(_Served(self._app(store), listener))
+            push = PushSender(
+                PushConfigs(store.push_configs), PublicOnly(self._settings.push_hosts)
+            )
+            await self._stack.enter_async_context(push)
+            await self._stack.enter_async_context(_Served(self._app(store, push), listener))
+            push.announce(store.interrupted)
             self._stack.push_async_callback(self._drain)
             self._stack = self._stack.pop_all()
         return self
@@ -111,7 +121,7 @@ class Bridge:
         )
         return url
 
-    def _app(self, store: Store) -> Starlette:
+    def _app(self, store: Store, push: PushSender) -> Starlette:
         settings = self._settings
         line = Conversations(
             settings.max_running, settings.max_waiting, settings.max_waiting_of_peer
@@ -130,7 +140,7 @@ class Bridge:
             question_timeout=settings.question_timeout,
             metrics=self.metrics,
         )
-        self._watch(line)
+        self._watch(line, push)
         features = self._transport.features
         card = build_card(settings, self.url, features, demo=self._demo, warnings=self._warnings)
         handler = BridgeRequestHandler(
@@ -138,6 +148,9 @@ class Bridge:
             store.tasks,
             card,
             request_context_builder=StoredContextBuilder(store.tasks, self._retries),
+            push_config_store=push.configs,
+            push_sender=push,
+            push_url_validator=push.accepts,
         )
         self._stack.push_async_callback(handler.aclose)
         rpc_paths = _rpc_paths(self.url)
@@ -200,13 +213,15 @@ class Bridge:
         """Not among the open paths: with peer tokens it takes one."""
         return Response(self.metrics.text(), media_type=CONTENT_TYPE)
 
-    def _watch(self, line: Conversations) -> None:
+    def _watch(self, line: Conversations, push: PushSender) -> None:
         executor, transport = self._executor, self._transport
         watch = self.metrics.watch
         watch("running_turns", "Turns that run", lambda: line.running)
         watch("waiting_turns", "Turns that wait for their turn", lambda: line.waiting)
         watch("open_questions", "Questions to peers without an answer", lambda: executor.questions)
         watch("pending_replies", "Turns that wait for Hermes", lambda: transport.pending)
+        watch("waiting_pushes", "Push notifications on their way", lambda: push.waiting)
+        watch("failed_pushes", "Push notifications given up so far", lambda: push.failed)
 
     async def _drain(self) -> None:
         self.health.draining = True

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -23,12 +23,18 @@ from a2a.server.tasks import (
     PushNotificationConfigStore,
     TaskStore,
 )
-from a2a.types import ListTasksRequest, ListTasksResponse, Task, TaskStatus
+from a2a.types import (
+    ListTasksRequest,
+    ListTasksResponse,
+    Task,
+    TaskStatus,
+    TaskStatusUpdateEvent,
+)
 
 from molecule_hermes import updates
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import Interrupted, StartError, StorageFailure
-from molecule_hermes.stores.base import ENDED, DurableStore
+from molecule_hermes.stores.base import ENDED, DurableStore, Sent
 from molecule_hermes.stores.memory import MemoryTaskStore, merge_text
 
 __all__ = ["CheckpointedStore", "Store", "TaskNotStored", "open_store"]
@@ -252,6 +258,10 @@ class Store:
     tasks: TaskStore
     push_configs: PushNotificationConfigStore
     check: Callable[[], Awaitable[None]]
+    interrupted: Sequence[TaskStatusUpdateEvent] = ()
+    """The ends of tasks that the last bridge left without one."""
+    messages: Sequence[Sent] = ()
+    """What peers sent in the time in which they may send it again."""
 
 
 @contextlib.asynccontextmanager
@@ -262,11 +272,12 @@ async def open_store(settings: Settings, on_lost: OnLost = _nobody) -> AsyncIter
         yield Store(MemoryTaskStore(), InMemoryPushNotificationConfigStore(), _well)
         return
     async with (
-        _durable(where, settings) as inner,
+        _durable(where, settings) as (inner, interrupted),
         CheckpointedStore(inner, checkpoint=settings.checkpoint, on_lost=on_lost) as tasks,
         _pruned(inner, settings.keep_days, settings.keep_tasks),
     ):
-        yield Store(tasks, inner.push_configs, tasks.check)
+        messages = await inner.messages(time.time() - settings.retry_window)
+        yield Store(tasks, inner.push_configs, tasks.check, interrupted, messages)
 
 
 async def _well() -> None:
@@ -274,16 +285,25 @@ async def _well() -> None:
 
 
 @contextlib.asynccontextmanager
-async def _durable(where: str, settings: Settings) -> AsyncIterator[DurableStore]:
+async def _durable(
+    where: str, settings: Settings
+) -> AsyncIterator[tuple[DurableStore, Sequence[TaskStatusUpdateEvent]]]:
+    interrupted: list[TaskStatusUpdateEvent] = []
+
+    def end(task: Task) -> None:
+        merge_text(task)
+        updates.fail(task, Interrupted("the agent was restarted during the turn"))
+        interrupted.append(updates.status_of(task))
+
     async with _backend(where, settings) as inner:
         try:
-            swept = await inner.sweep(_interrupt)
+            swept = await inner.sweep(end)
         except StorageFailure as failure:
             message = f"cannot end the tasks of the last bridge: {failure.message}"
             raise StartError(message, "see the log") from failure
         if swept:
             logger.warning("%d tasks were cut off by the end of the last bridge", swept)
-        yield inner
+        yield inner, interrupted
 
 
 def _backend(where: str, settings: Settings) -> DurableStore:
@@ -299,11 +319,6 @@ def _backend(where: str, settings: Settings) -> DurableStore:
             "install the extra: pip install '.[postgresql]'",
         ) from error
     return PostgresTaskStore(where)
-
-
-def _interrupt(task: Task) -> None:
-    merge_text(task)
-    updates.fail(task, Interrupted("the agent was restarted during the turn"))
 
 
 @contextlib.asynccontextmanager

@@ -8,13 +8,23 @@ from typing import Any
 
 from a2a.helpers import new_data_part, new_raw_part, new_text_part, new_url_part
 from a2a.server.tasks import TaskUpdater
-from a2a.types import Message, Part, Role, Task, TaskState, TaskStatus
+from a2a.types import Message, Part, Role, Task, TaskState, TaskStatus, TaskStatusUpdateEvent
 
 from molecule_hermes.errors import TurnFailure
 from molecule_hermes.questions import describe
 from molecule_hermes.turns import FileProduced, Question, ToolProgress, Turn
 
-__all__ = ["asking", "explain", "fail", "file", "notice", "submitted", "tool", "working"]
+__all__ = [
+    "asking",
+    "explain",
+    "fail",
+    "file",
+    "notice",
+    "status_of",
+    "submitted",
+    "tool",
+    "working",
+]
 
 
 def submitted(turn: Turn, message: Message | None) -> Task:
@@ -76,6 +86,10 @@ def fail(task: Task, failure: TurnFailure) -> None:
     )
     task.status.CopyFrom(TaskStatus(state=TaskState.TASK_STATE_FAILED, message=message))
     task.status.timestamp.GetCurrentTime()
+
+
+def status_of(task: Task) -> TaskStatusUpdateEvent:
+    return TaskStatusUpdateEvent(task_id=task.id, context_id=task.context_id, status=task.status)
 
 
 def _reasons(failure: TurnFailure) -> list[Part]:

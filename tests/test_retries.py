@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from a2a.types import GetTaskRequest, SendMessageRequest
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molecule_hermes.client import message
+from molecule_hermes.config import Settings
 from molecule_hermes.retries import Retries, SentBeforeError
+from molecule_hermes.server import Bridge
 from molecule_hermes.turns import Completed, Question, TextDelta
 from tests.conftest import StartBridge
 from tests.fakes import Answered, ScriptedTransport
@@ -159,3 +162,33 @@ async def test_an_answer_that_is_sent_again_is_given_once(bridge: StartBridge) -
         assert turn.states[-1] == "COMPLETED"
     assert state(task) == "COMPLETED"
     assert reply_text(task) == "done"
+
+
+@pytest.mark.parametrize("context", ["", "ctx"])
+async def test_a_retry_after_a_restart_of_the_bridge_gets_the_task(
+    settings: Callable[..., Settings], context: str
+) -> None:
+    request = message("go", context)
+    turns = []
+    for answer in ("first life", "second life"):
+        transport = ScriptedTransport(Completed(answer))
+        async with Bridge(settings(STORE="sqlite"), transport) as b, peer(b.url) as client:
+            turns.append(await send(client, same(request)))
+            fresh = await ask(client, "another")
+            assert fresh.text == answer
+    assert turns[0].task_id == turns[1].task_id
+    assert turns[1].text == "first life"
+    assert len(transport.turns) == 1
+
+
+async def test_a_retry_after_a_restart_counts_from_when_it_was_sent(
+    settings: Callable[..., Settings],
+) -> None:
+    request = message("go", "ctx")
+    for _ in range(2):
+        transport = ScriptedTransport(Completed("done"))
+        environ = settings(STORE="sqlite", RETRY_WINDOW=0.3)
+        async with Bridge(environ, transport) as b, peer(b.url) as client:
+            await send(client, same(request))
+        await asyncio.sleep(0.4)
+        assert len(transport.turns) == 1

@@ -73,7 +73,7 @@ async def test_the_card_says_what_works_and_no_more(bridge: StartBridge) -> None
     ):
         card = (await http.get(b.url + CARD)).json()
     assert (card["name"], card["description"]) == ("Dora", "helps")
-    assert card["capabilities"] == {"streaming": True, "pushNotifications": False}
+    assert card["capabilities"] == {"streaming": True, "pushNotifications": True}
     assert {i["url"] for i in card["supportedInterfaces"]} == {b.url}
     assert card["defaultInputModes"][0] == card["defaultOutputModes"][0] == "text/plain"
     assert all(skill["description"] and skill["examples"] for skill in card["skills"])

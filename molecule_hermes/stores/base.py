@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Self
 
 from a2a.server.tasks import PushNotificationConfigStore, TaskStore
 from a2a.types import Task, TaskState
 
-__all__ = ["ENDED", "DurableStore", "EndTask"]
+__all__ = ["ENDED", "DurableStore", "EndTask", "Sent"]
 
 ENDED = frozenset(
     {
@@ -22,6 +22,16 @@ ENDED = frozenset(
 
 EndTask = Callable[[Task], None]
 """Gives the task an end, in place."""
+
+
+class Sent(NamedTuple):
+    """A message that began a task."""
+
+    owner: str
+    context_id: str
+    message_id: str
+    task_id: str
+    at: float
 
 
 class DurableStore(TaskStore):
@@ -54,3 +64,7 @@ class DurableStore(TaskStore):
 
         With `keep` 0 only their age counts. How many were deleted: none when all is done.
         """
+
+    async def messages(self, since: float) -> Sequence[Sent]:
+        """The messages that began tasks after that time, oldest first, if the store knows them."""
+        return []

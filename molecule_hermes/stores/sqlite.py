@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,7 +30,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from molecule_hermes.errors import StartError
-from molecule_hermes.stores.base import ENDED, DurableStore, EndTask
+from molecule_hermes.stores.base import ENDED, DurableStore, EndTask, Sent
 from molecule_hermes.stores.database import AWAY, Database
 
 __all__ = ["SqliteTaskStore"]
@@ -47,11 +47,14 @@ CREATE TABLE tasks (
     state INTEGER NOT NULL,
     last_updated INTEGER,
     ended REAL,
+    created REAL NOT NULL,
+    message_id TEXT NOT NULL,
     task BLOB NOT NULL,
     PRIMARY KEY (owner, id)
 );
 CREATE INDEX tasks_listed ON tasks (owner, last_updated, id, context_id, state);
 CREATE INDEX tasks_ended ON tasks (ended);
+CREATE INDEX tasks_created ON tasks (created);
 CREATE TABLE push_configs (
     number INTEGER PRIMARY KEY,
     owner TEXT NOT NULL,
@@ -65,8 +68,9 @@ CREATE TABLE checks (number INTEGER PRIMARY KEY, at REAL NOT NULL, room BLOB);
 MIGRATIONS = (_V1,)
 
 _SAVE = """
-INSERT INTO tasks (owner, id, context_id, state, last_updated, ended, task)
-VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO tasks
+    (owner, id, context_id, state, last_updated, ended, created, message_id, task)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (owner, id) DO UPDATE SET
     context_id = excluded.context_id, state = excluded.state,
     last_updated = excluded.last_updated, ended = excluded.ended, task = excluded.task
@@ -74,6 +78,7 @@ ON CONFLICT (owner, id) DO UPDATE SET
 _DELETE = "DELETE FROM tasks WHERE owner = ? AND id = ?"
 _DELETE_CONFIGS = "DELETE FROM push_configs WHERE owner = ? AND task_id = ?"
 _BATCH = 200
+_MESSAGES = 50_000
 _ROOM = 256 * 1024
 
 
@@ -134,6 +139,15 @@ class SqliteTaskStore(DurableStore):
         end(task)
         return task
 
+    async def messages(self, since: float) -> Sequence[Sent]:
+        sql = (
+            "SELECT owner, context_id, message_id, id, created FROM tasks "
+            "WHERE created > ? AND message_id != '' ORDER BY created DESC LIMIT ?"
+        )
+        values = (since, _MESSAGES)
+        rows = await self.database.read(lambda db: db.execute(sql, values).fetchall())
+        return [Sent(*row) for row in reversed(rows)]
+
     async def prune(self, before: float, keep: int) -> int:
         old = await self.database.read(lambda db: _old(db, before, keep))
         await _all(self.database.write(_DELETE, key) for key in old)
@@ -188,10 +202,12 @@ async def _all(writes: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 def _row(owner: str, task: Task) -> tuple[Any, ...]:
-    ended = time.time() if task.status.state in ENDED else None
+    now, state = time.time(), task.status.state
     updated = _nanoseconds(task.status.timestamp) if task.status.HasField("timestamp") else None
-    state = task.status.state
-    return owner, task.id, task.context_id, state, updated, ended, task.SerializeToString()
+    began = task.history[0].message_id if task.history else ""
+    ended = now if state in ENDED else None
+    data = task.SerializeToString()
+    return owner, task.id, task.context_id, state, updated, ended, now, began, data
 
 
 def _nanoseconds(timestamp: Timestamp) -> int:
