@@ -159,8 +159,12 @@ class Database:
             isolation_level=None,
             check_same_thread=False,
         )
-        for pragma in _PRAGMAS:
-            connection.execute(pragma)
+        try:
+            for pragma in _PRAGMAS:
+                connection.execute(pragma)
+        except sqlite3.Error:
+            connection.close()
+            raise
         return connection
 
     def _failure(self, error: Exception, done: str) -> StorageFailure:
