@@ -86,6 +86,7 @@ class PluginTransport:
         self._accepted: dict[str, str] = {}
         """The instance of the plugin that took each message."""
         self._pending = asyncio.Event()
+        self._sending = asyncio.Semaphore(_CONNECTIONS)
         self._session: aiohttp.ClientSession | None = None
         self._watcher: asyncio.Task[None] | None = None
 
@@ -191,7 +192,9 @@ class PluginTransport:
         wait, sends = _FIRST_RETRY, 0
         while True:
             try:
-                status, body = await self._post(INBOUND_PATH, message)
+                # A turn that waits here holds little; inside the client it holds a request.
+                async with self._sending:
+                    status, body = await self._post(INBOUND_PATH, message)
             except (aiohttp.ClientError, TimeoutError) as error:
                 sends += 1
                 if isinstance(error, aiohttp.ClientConnectorError) or sends >= _SENDS:
