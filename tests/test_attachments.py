@@ -390,9 +390,11 @@ async def test_settings_bound_the_files_of_a_bridge(bridge: StartBridge) -> None
     assert turn.failure["kind"] == "too_large"
     async with serving(a=giving(PNG)) as at:
         request.message.parts[1].url = f"{at}/a"
+        request.message.message_id = "one"
         transport = ScriptedTransport(Completed("x"))
         async with bridge(transport) as b, peer(b.url) as client:
             assert (await send(client, request)).states[-1] == "REJECTED"
+        request.message.message_id = "another"
         async with bridge(transport, FILE_HOSTS=at[7:]) as b, peer(b.url) as client:
             assert (await send(client, request)).states[-1] == "COMPLETED"
     assert transport.turns[0].attachments[0].data == PNG
