@@ -42,10 +42,8 @@ def final(text: str, seq: int | None = None, to: str = "m", **more: Any) -> Call
 
 
 def drained(reply: Reply) -> list[TurnEvent]:
-    events = []
-    while not reply._events.empty():
-        if (event := reply._events.get_nowait()) is not None:
-            events.append(event)
+    events = [event for event in reply._events if event is not None]
+    reply._events._items.clear()
     return events
 
 

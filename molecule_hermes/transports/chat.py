@@ -31,6 +31,7 @@ from molecule_hermes.errors import (
     failure_from_model_error,
 )
 from molecule_hermes.features import features_of
+from molecule_hermes.mailbox import Mailbox
 from molecule_hermes.transports.base import QuestionGoneError
 from molecule_hermes.transports.completions import (
     Chunk,
@@ -139,7 +140,7 @@ class ChatTransport:
         The reader is a task of its own so that a cancel reaches the socket, and never the
         consumer in the middle of handling an event.
         """
-        mailbox: asyncio.Queue[TurnEvent] = asyncio.Queue()
+        mailbox: Mailbox[TurnEvent] = Mailbox()
         reader = asyncio.create_task(self._read(turn, mailbox), name=f"chat:{turn.message_id}")
         self._readers[turn.message_id] = reader
         try:
@@ -163,21 +164,21 @@ class ChatTransport:
         """Hermes has no way to ask here: a dangerous command is refused by its tool."""
         raise QuestionGoneError(question_id)
 
-    async def _read(self, turn: Turn, mailbox: asyncio.Queue[TurnEvent]) -> None:
+    async def _read(self, turn: Turn, mailbox: Mailbox[TurnEvent]) -> None:
         last: TurnEvent
         try:
             last = await self._request(turn, mailbox)
         except asyncio.CancelledError:
-            mailbox.put_nowait(Cancelled())
+            mailbox.put(Cancelled())
             raise
         except TurnFailure as failure:
             last = Failed(failure)
         except Exception:
             logger.exception("turn %s failed in the chat transport", turn.message_id)
             last = Failed(InternalFailure())
-        mailbox.put_nowait(last)
+        mailbox.put(last)
 
-    async def _request(self, turn: Turn, mailbox: asyncio.Queue[TurnEvent]) -> Completed:
+    async def _request(self, turn: Turn, mailbox: Mailbox[TurnEvent]) -> Completed:
         if len(turn.text) > MAX_TEXT:
             raise TooLarge(
                 f"the message has {len(turn.text):,} characters; Hermes takes {MAX_TEXT:,}"
@@ -190,7 +191,7 @@ class ChatTransport:
             except self._passing as failure:
                 # Refused before anything ran, so trying again cannot run the turn twice. The
                 # executor bounds the whole by the turn's time.
-                mailbox.put_nowait(Notice(f"{failure.message}; trying again in {wait:g} s"))
+                mailbox.put(Notice(f"{failure.message}; trying again in {wait:g} s"))
                 await asyncio.sleep(wait)
                 wait = min(wait * 2, _LAST_RETRY)
 
@@ -208,9 +209,7 @@ class ChatTransport:
             )
         return body
 
-    async def _attempt(
-        self, turn: Turn, body: bytes, mailbox: asyncio.Queue[TurnEvent]
-    ) -> Completed:
+    async def _attempt(self, turn: Turn, body: bytes, mailbox: Mailbox[TurnEvent]) -> Completed:
         reply = _Reply(mailbox)
         try:
             async with self._open_client().stream(
@@ -254,7 +253,7 @@ class _Reply:
     before a tool call is interim: the text after the last one is the answer.
     """
 
-    def __init__(self, mailbox: asyncio.Queue[TurnEvent]) -> None:
+    def __init__(self, mailbox: Mailbox[TurnEvent]) -> None:
         self._mailbox = mailbox
         self._segment: list[str] = []
         self._interim = ""
@@ -279,7 +278,7 @@ class _Reply:
         if progress.phase == "start" and self._segment:
             self._interim = "".join(self._segment)
             self._segment.clear()
-        self._mailbox.put_nowait(progress)
+        self._mailbox.put(progress)
 
     def _text(self, text: str) -> None:
         first = not self._segment
@@ -291,7 +290,7 @@ class _Reply:
         if self._size > MAX_REPLY:
             raise TooLarge("the reply is too long to pass on", hint="ask for less at once")
         self._segment.append(text)
-        self._mailbox.put_nowait(TextDelta(text, replace=first and bool(self._interim)))
+        self._mailbox.put(TextDelta(text, replace=first and bool(self._interim)))
 
     def _end(self, finish: Chunk | None) -> Completed:
         if finish is None:
@@ -300,11 +299,11 @@ class _Reply:
         if finish.finish_reason == "error":
             raise failure_from_model_error(finish.error)
         if finish.finish_reason == "length":
-            self._mailbox.put_nowait(Notice("the reply was cut at the model's output limit"))
+            self._mailbox.put(Notice("the reply was cut at the model's output limit"))
         if not text.strip():
             raise EmptyReply()
         if _FILE_NAMED.search(text):
-            self._mailbox.put_nowait(Notice("files cannot be handed over by chat completions"))
+            self._mailbox.put(Notice("files cannot be handed over by chat completions"))
         return Completed(text, finish.usage)
 
 

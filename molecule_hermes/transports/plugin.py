@@ -89,6 +89,7 @@ class PluginTransport:
         self._accepted: dict[str, str] = {}
         """The instance of the plugin that took each message."""
         self._pending = asyncio.Event()
+        self._sending = asyncio.Semaphore(_CONNECTIONS)
         self._session: aiohttp.ClientSession | None = None
         self._watcher: asyncio.Task[None] | None = None
 
@@ -194,7 +195,9 @@ class PluginTransport:
         wait, sends = _FIRST_RETRY, 0
         while True:
             try:
-                status, body = await self._post(INBOUND_PATH, message)
+                # A turn that waits here holds little; inside the client it holds a request.
+                async with self._sending:
+                    status, body = await self._post(INBOUND_PATH, message)
             except aiohttp.ClientConnectorError as error:
                 if sends or not self._patient:
                     raise self._lost(sends) from error
