@@ -156,6 +156,12 @@ class Settings(BaseModel):
     drain_timeout: Annotated[float, Field(ge=0, le=3600)] = _own(
         "DRAIN_TIMEOUT", 30, "seconds that running turns get to end at shutdown"
     )
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = _own(
+        "MAX_RESTARTS", 5, "how often `up` starts Hermes again within RESTART_WINDOW, 0 or more"
+    )
+    restart_window: Seconds = _own(
+        "RESTART_WINDOW", 300, "seconds; after more deaths of Hermes than that, `up` gives up"
+    )
     max_running: Count = _own("MAX_RUNNING", 10, "turns at once, 1 or more")
     max_waiting: Annotated[int, Field(ge=0, le=100_000)] = _own(
         "MAX_WAITING", 200, "turns that may wait, 0 or more; then peers are told `busy`"

@@ -30,7 +30,7 @@ import re
 import shlex
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -58,10 +58,18 @@ _FAILURES: Mapping[str, tuple[int, str, str]] = {
 }
 
 
+Heard = Callable[[str], None]
+_HEARD: web.AppKey[Heard] = web.AppKey("heard")
+
+
 @asynccontextmanager
-async def demo_model(port: int = 0) -> AsyncIterator[str]:
-    """Serves the demo model on loopback; yields its base URL (`http://127.0.0.1:PORT/v1`)."""
+async def demo_model(port: int = 0, heard: Heard = lambda text: None) -> AsyncIterator[str]:
+    """Serves the demo model on loopback; yields its base URL (`http://127.0.0.1:PORT/v1`).
+
+    `heard` is given the last user message of each request.
+    """
     app = web.Application(client_max_size=_MAX_BODY)
+    app[_HEARD] = heard
     app.router.add_get("/v1/models", _models)
     app.router.add_post("/v1/chat/completions", _completions)
     runner = web.AppRunner(app, shutdown_timeout=1.0)
@@ -95,6 +103,7 @@ async def _completions(request: web.Request) -> web.StreamResponse:
     if not messages:
         return _error(400, "invalid_request_error", "the body must be JSON with `messages`")
     last_user = _text(_last_user(messages))
+    request.app[_HEARD](last_user)
     directives = {name: (value, rest) for name, value, rest in _DIRECTIVE.findall(last_user)}
     if cause := directives.get("fail", ("", ""))[0]:
         return _error(*_FAILURES.get(cause, _FAILURES["500"]))

@@ -118,7 +118,7 @@ class Gateway:
         command: Sequence[str] = (sys.executable, "-m", "hermes_cli.main", "gateway", "run"),
         max_restarts: int = 5,
         restart_window: float = 300.0,
-        stop_timeout: float = 30.0,
+        stop_timeout: float = 10.0,
         on_change: Callable[[str], None] = logger.info,
     ) -> None:
         self.home = home

@@ -63,7 +63,12 @@ async def up(
     settings.require_safe_exposure()
     home = HermesHome(settings.home)
     gateway = Gateway(
-        home, settings.state_dir / "hermes-gateway.log", environ=environ, on_change=say
+        home,
+        settings.state_dir / "hermes-gateway.log",
+        environ=environ,
+        max_restarts=settings.max_restarts,
+        restart_window=settings.restart_window,
+        on_change=say,
     )
     way = way or ("chat" if settings.platform_enabled is False else "plugin")
     async with contextlib.AsyncExitStack() as stack:
@@ -107,7 +112,7 @@ class _Run:
             await self._serve("chat", [f"{error.message}; going on over chat completions"])
 
     async def _serve(self, way: Way, warnings: list[str]) -> None:
-        transport = _transport(way, self.settings, self.credentials)
+        transport = _transport(way, self.settings, self.credentials, patient=True)
         checks = {"gateway": self.gateway.check}
         async with Bridge(
             self.settings,
@@ -120,9 +125,13 @@ class _Run:
             waits = [self._until_ready(bridge, way), self.gateway.failed()]
             if way == "plugin":
                 waits.append(self._until_not_bound(transport))
-            if await self.signals.first(*waits):
-                self.say(_banner(bridge.url, way, self.model))
-                await self.signals.first(self.gateway.failed())
+            try:
+                if await self.signals.first(*waits):
+                    self.say(_banner(bridge.url, way, self.model))
+                    await self.signals.first(self.gateway.failed())
+            except StartError:
+                bridge.hasten.set()  # turns that wait for Hermes wait in vain
+                raise
             self.say("stopping…")
 
     async def _until_ready(self, bridge: Bridge, way: Way) -> None:
@@ -217,19 +226,23 @@ def known_credentials(settings: Settings) -> Credentials:
     )
 
 
-def _transport(way: Way, settings: Settings, credentials: Credentials) -> Transport:
+def _transport(
+    way: Way, settings: Settings, credentials: Credentials, *, patient: bool = False
+) -> Transport:
     if way == "plugin":
         return PluginTransport(
             settings.platform_url,
             secret=credentials.secret,
             callback_host=settings.callback_host,
             callback_port=settings.callback_port,
+            patient=patient,
         )
     return ChatTransport(
         settings.hermes_api_base,
         credentials.api_key,
         model=settings.model,
         system_prompt=settings.system_prompt,
+        patient=patient,
     )
 
 

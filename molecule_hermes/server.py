@@ -271,7 +271,7 @@ class _Served:
             log_level="warning",
             access_log=False,
             lifespan="off",
-            timeout_graceful_shutdown=_SHUTDOWN,
+            timeout_graceful_shutdown=2 * _SHUTDOWN,
             server_header=False,
         )
         self._server = _QuietServer(config)
@@ -290,6 +290,10 @@ class _Served:
     async def __aexit__(self, *error: object) -> None:
         self._server.should_exit = True
         if self._task is not None:
+            await asyncio.wait({self._task}, timeout=_SHUTDOWN)
+            for connection in list(self._server.server_state.connections):
+                # Its peer does not read. uvicorn would cancel the request, with a stack trace.
+                connection.transport.abort()
             await self._task
 
 

@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from aiohttp import web
 
 from molecule_hermes.errors import AuthFailure, Unreachable
 from molecule_hermes.transports.chat import MAX_BODY, MAX_TEXT, ChatTransport
@@ -28,6 +30,7 @@ from tests.fakes import (
     answer,
     breaking,
     chunk,
+    fake_hermes,
     free_port,
     status,
     streaming,
@@ -274,6 +277,39 @@ async def test_nobody_there_is_unreachable_at_the_check_and_in_a_turn() -> None:
         with pytest.raises(Unreachable):
             await chat.check()
         assert failure(await run(chat, turn())) == "unreachable"
+
+
+async def test_a_hermes_that_is_started_again_is_waited_for() -> None:
+    port = free_port()
+    patient = ChatTransport(f"http://127.0.0.1:{port}/v1", KEY, patient=True)
+    async with asyncio.timeout(20), patient as chat, aclosing(chat.run(turn())) as events:
+        assert isinstance(await anext(events), Notice)
+        async with fake_hermes(port):
+            assert isinstance([event async for event in events][-1], Completed)
+
+
+@pytest.mark.parametrize("patient", [True, False])
+async def test_a_hermes_that_dies_before_its_first_word_is_not_asked_again(
+    hermes: FakeHermes, patient: bool
+) -> None:
+    """It may have begun to work on the message."""
+    hermes.replies = [breaking_unsaid]
+    async with ChatTransport(hermes.base_url, KEY, patient=patient) as chat:
+        assert failure(await run(chat, turn())) == "interrupted"
+    assert len(hermes.requests) == 1
+
+
+async def test_a_wrong_address_is_told_though_hermes_may_come_back(hermes: FakeHermes) -> None:
+    async with ChatTransport(hermes.base_url + "/elsewhere", KEY, patient=True) as chat:
+        assert failure(await run(chat, turn())) == "unreachable"
+
+
+async def breaking_unsaid(
+    hermes: FakeHermes, request: web.Request, body: dict[str, Any]
+) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
 
 
 async def test_a_ready_hermes_passes_the_check(chat: ChatTransport) -> None:

@@ -276,6 +276,31 @@ async def test_nobody_there_is_unreachable_at_the_check_and_in_a_turn() -> None:
         assert failure(await run(transport)) == "unreachable"
 
 
+async def test_a_hermes_that_is_started_again_is_waited_for(plugin: FakePlugin) -> None:
+    port = free_port()
+    patient = PluginTransport(f"http://127.0.0.1:{port}", secret=SECRET, patient=True)
+    async with asyncio.timeout(20), patient as transport, aclosing(transport.run(turn())) as events:
+        assert await anext(events) == Notice("Hermes is not there; trying again in 0.5 s")
+        async with serving(plugin, port):
+            assert [event async for event in events][-1] == Completed("pong")
+
+
+async def test_what_may_have_reached_a_hermes_that_died_is_not_sent_to_the_next(
+    plugin: FakePlugin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin_transport, "_SEND_TIMEOUT", 0.3)
+    port = free_port()
+    patient = PluginTransport(f"http://127.0.0.1:{port}", secret=SECRET, patient=True)
+    plugin.hang, plugin.script = True, nothing
+    async with patient as transport:
+        async with serving(plugin, port):
+            running = asyncio.create_task(run(transport))
+            async with asyncio.timeout(5):
+                while not plugin.received:
+                    await asyncio.sleep(0.01)
+        assert failure(await running) == "interrupted"
+
+
 async def test_the_check_tells_ready_starting_and_a_wrong_secret_apart(
     plugin: FakePlugin, transport: PluginTransport
 ) -> None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any, Self
 
+import aiohttp
 import httpx
 from httpx_aiohttp import AiohttpTransport
 from httpx_sse import EventSource, SSEError
@@ -69,7 +70,11 @@ _FILE_NAMED = re.compile(r"^[ \t]*MEDIA:[ \t]*\S", re.M)
 # Hermes sends a keep-alive every 30 s (measured), so a stream silent for three of them is dead.
 _SILENCE = 100.0
 _FIRST_RETRY = 0.5
-_LAST_RETRY = 10.0
+_LAST_RETRY = 2.0
+
+
+class _NotThere(Unreachable):
+    """Nobody listens, so nothing was sent."""
 
 
 class ChatTransport:
@@ -84,12 +89,15 @@ class ChatTransport:
         *,
         model: str = "hermes-agent",
         system_prompt: str = "",
+        patient: bool = False,
         connect_timeout: float = 5.0,
     ) -> None:
+        """`patient`: a Hermes that is not there is being started again, and worth waiting for."""
         self._base_url = base_url.rstrip("/")
         self._api_key = api_key
         self._model = model
         self._system_prompt = system_prompt
+        self._passing = (Busy, Draining, *((_NotThere,) if patient else ()))
         self._timeout = httpx.Timeout(_SILENCE, connect=connect_timeout, pool=None)
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._client: httpx.AsyncClient | None = None
@@ -180,7 +188,7 @@ class ChatTransport:
         while True:
             try:
                 return await self._attempt(turn, body, mailbox)
-            except (Busy, Draining) as failure:
+            except self._passing as failure:
                 # Refused before anything ran, so trying again cannot run the turn twice. The
                 # executor bounds the whole by the turn's time.
                 mailbox.put(Notice(f"{failure.message}; trying again in {wait:g} s"))
@@ -225,9 +233,9 @@ class ChatTransport:
         except httpx.ReadTimeout as error:
             raise TurnTimeout(f"Hermes was silent for {_SILENCE:g} s") from error
         except httpx.HTTPError as error:
-            if reply.started:
-                raise Interrupted("the stream from Hermes broke off") from error
-            raise self._unreachable() from error
+            if _never_connected(error):
+                raise self._unreachable() from error
+            raise Interrupted("the stream from Hermes broke off") from error
 
     def _open_client(self) -> httpx.AsyncClient:
         if self._client is None:
@@ -235,7 +243,7 @@ class ChatTransport:
         return self._client
 
     def _unreachable(self) -> Unreachable:
-        return Unreachable(f"Hermes does not answer at {self._base_url}")
+        return _NotThere(f"Hermes does not answer at {self._base_url}")
 
 
 class _Reply:
@@ -250,13 +258,11 @@ class _Reply:
         self._segment: list[str] = []
         self._interim = ""
         self._size = 0
-        self.started = False
 
     async def read(self, response: httpx.Response) -> Completed:
         source = EventSource(response)
         finish: Chunk | None = None
         async for event in source.aiter_sse():
-            self.started = True
             if event.event == "hermes.tool.progress":
                 self._tool(parse_tool(event.data))
             elif event.data.strip() == "[DONE]":
@@ -299,6 +305,12 @@ class _Reply:
         if _FILE_NAMED.search(text):
             self._mailbox.put(Notice("files cannot be handed over by chat completions"))
         return Completed(text, finish.usage)
+
+
+def _never_connected(error: httpx.HTTPError) -> bool:
+    """Whether nothing of the request left; httpx-aiohttp calls a lost connection the same."""
+    cause = error.__cause__
+    return isinstance(cause, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
 
 
 def _content(turn: Turn) -> str | list[dict[str, Any]]:

@@ -55,7 +55,7 @@ _SEND_TIMEOUT = 10.0
 _SENDS = 5
 _CONNECTIONS = 64
 _FIRST_RETRY = 0.5
-_LAST_RETRY = 5.0
+_LAST_RETRY = 2.0
 _GAP = 2.0
 """Seconds that a callback may wait for an earlier one; the plugin sends them one by one."""
 _DEAD = 2
@@ -76,12 +76,15 @@ class PluginTransport:
         secret: str = "",
         callback_host: str = "127.0.0.1",
         callback_port: int = 0,
+        patient: bool = False,
         watch_every: float = 0.5,
     ) -> None:
+        """`patient`: a Hermes that is not there is being started again, and worth waiting for."""
         self._base_url = base_url.rstrip("/")
         self._secret = secret
         self._replies = Replies()
         self._server = ReplyServer(self._replies, callback_host, callback_port, secret)
+        self._patient = patient
         self._watch_every = watch_every
         self._accepted: dict[str, str] = {}
         """The instance of the plugin that took each message."""
@@ -195,10 +198,14 @@ class PluginTransport:
                 # A turn that waits here holds little; inside the client it holds a request.
                 async with self._sending:
                     status, body = await self._post(INBOUND_PATH, message)
+            except aiohttp.ClientConnectorError as error:
+                if sends or not self._patient:
+                    raise self._lost(sends) from error
+                reply.say(Notice(f"Hermes is not there; trying again in {wait:g} s"))
             except (aiohttp.ClientError, TimeoutError) as error:
                 sends += 1
-                if isinstance(error, aiohttp.ClientConnectorError) or sends >= _SENDS:
-                    raise self._lost(error, sends) from error
+                if sends == _SENDS:
+                    raise self._lost(sends) from error
             else:
                 if status == 202:
                     self._accepted[turn.message_id] = str(body.get("instance", ""))
@@ -225,9 +232,9 @@ class PluginTransport:
             ),
         )
 
-    def _lost(self, error: Exception, sends: int) -> TurnFailure:
-        """Nothing left before the first connection; after it nobody knows."""
-        if isinstance(error, aiohttp.ClientConnectorError) and sends == 1:
+    def _lost(self, sends: int) -> TurnFailure:
+        """Of what was sent, nobody knows whether it arrived."""
+        if not sends:
             return self._unreachable()
         return Interrupted("Hermes stopped answering while it was given the message")
 

@@ -7,9 +7,10 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -51,6 +52,9 @@ class Stack:
     async def stop(self, number: int = signal.SIGTERM) -> int:
         if self.process.returncode is None:
             self.process.send_signal(number)
+        return await self.ended()
+
+    async def ended(self) -> int:
         async with asyncio.timeout(60):
             return await self.process.wait()
 
@@ -73,17 +77,21 @@ def environment(state_dir: Path, **more: str) -> dict[str, str]:
 
 @asynccontextmanager
 async def up(
-    environ: dict[str, str], *options: str, ready: bool = True, python: str = sys.executable
+    environ: dict[str, str],
+    *options: str,
+    ready: bool = True,
+    python: str = sys.executable,
+    command: str = "up",
 ) -> AsyncIterator[Stack]:
     state_dir = Path(environ["MOLECULE_HERMES_STATE_DIR"])
     state_dir.mkdir(parents=True, exist_ok=True)
-    log = state_dir / "up.log"
+    log = state_dir / f"{command}.log"
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
             python,
             "-m",
             "molecule_hermes.cli",
-            "up",
+            command,
             *options,
             env=environ,
             stdout=out,
@@ -107,6 +115,24 @@ async def up(
 
 def stack_alive(stack: Stack) -> bool:
     return stack.process.returncode is None
+
+
+async def until(met: Callable[[], Any], timeout: float = 10.0) -> Any:
+    async with asyncio.timeout(timeout):
+        while not (found := met()):
+            await asyncio.sleep(0.02)
+        return found
+
+
+def processes(mark: str) -> list[psutil.Process]:
+    """What runs the command with that mark in it, Hermes and this test aside."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if process.info["cmdline"]
+        and process.info["cmdline"][0] in ("sleep", "/bin/sleep", "/usr/bin/sleep")
+        and mark in process.info["cmdline"]
+    ]
 
 
 def secrets_in(environ: dict[str, str]) -> list[str]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 import pytest_asyncio
 from a2a.client import Client
@@ -23,7 +21,7 @@ from a2a.utils.errors import TaskNotCancelableError, TaskNotFoundError
 
 from molecule_hermes.client import message
 from molecule_hermes.features import Feature, Way, why_not
-from tests.e2e.stack import Stack, environment, up
+from tests.e2e.stack import Stack, environment, processes, until, up
 from tests.peers import Turn, ask, peer, reply_text, send, state
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -80,24 +78,6 @@ def victim(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "precious").write_text("x")
     return folder
-
-
-async def until(met: Callable[[], Any], timeout: float = 10.0) -> Any:
-    async with asyncio.timeout(timeout):
-        while not (found := met()):
-            await asyncio.sleep(0.02)
-        return found
-
-
-def processes(mark: str) -> list[psutil.Process]:
-    """What runs the command with that mark in it, Hermes and this test aside."""
-    return [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if process.info["cmdline"]
-        and process.info["cmdline"][0] in ("sleep", "/bin/sleep", "/usr/bin/sleep")
-        and mark in process.info["cmdline"]
-    ]
 
 
 @pytest.mark.feature(Feature.TEXT)

@@ -1,0 +1,109 @@
+"""What was sent, what became of it, and whether it all adds up."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from a2a.types import Task
+
+from tests.peers import reply_text, state
+
+ENDS = ("COMPLETED", "FAILED", "CANCELED", "REJECTED")
+_MARK = re.compile(r"mk\d{6}x")
+
+
+def marks(text: str) -> list[str]:
+    return _MARK.findall(text)
+
+
+@dataclass(eq=False)
+class Record:
+    """A turn that a peer sent, by its mark: a word that no other turn has."""
+
+    act: str
+    peer: str
+    context: str
+    mark: str
+    life: int
+    """Of the bridge, when it was sent."""
+    may_ask_model: int = 1
+    allowed: frozenset[str] = frozenset({"COMPLETED"})
+    """Ends that are right besides those of a fault."""
+    answered: Callable[[str], str] | None = None
+    """What is wrong with an answer; the empty text if nothing is."""
+    task_ids: set[str] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
+    """Ends that the peer was told."""
+    text: str | None = None
+    """The answer that the peer was told with COMPLETED."""
+    state: str = ""
+    kind: str = ""
+
+    def settle(self, task: Task, kind: str) -> None:
+        self.state, self.kind = state(task), kind
+
+
+class Books:
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.problems: list[str] = []
+        self.model: Counter[str] = Counter()
+        self._contexts: dict[str, tuple[str, str]] = {}
+
+    def new(self, act: str, peer: str, context: str, life: int) -> Record:
+        record = Record(act, peer, context, f"mk{len(self.records):06d}x", life)
+        self._contexts[record.mark] = (peer, context)
+        self.records.append(record)
+        return record
+
+    def heard(self, text: str) -> None:
+        """The model was asked that. Hermes's own requests for a conversation's title aside."""
+        if not text.startswith("User: ") and (found := marks(text)):
+            self.model[found[-1]] += 1
+
+    def wrong(self, record: Record, what: str) -> None:
+        self.problems.append(f"{record.mark} ({record.act} of {record.peer}): {what}")
+
+    def check(self, record: Record, task: Task, faults: frozenset[str]) -> None:
+        """Whether the turn came to its one, right end. `faults`: kinds that faults explain."""
+        if len(record.task_ids) != 1:
+            self.wrong(record, f"has {len(record.task_ids)} tasks")
+        if record.state not in ENDS:
+            self.wrong(record, f"has no end: {record.state}")
+        elif record.state not in record.allowed and record.kind not in faults:
+            self.wrong(record, f"ended {record.state} {record.kind}".rstrip())
+        if record.told - {record.state}:
+            self.wrong(record, f"was told {sorted(record.told)}, and is {record.state}")
+        if record.state == "COMPLETED":
+            self._check_answer(record, reply_text(task))
+        asked = self.model[record.mark]
+        if asked > record.may_ask_model:
+            self.wrong(record, f"asked the model {asked} times, not {record.may_ask_model}")
+
+    def _check_answer(self, record: Record, text: str) -> None:
+        if record.text not in (None, text):
+            self.wrong(record, f"was told {record.text!r}, and stored is {text!r}")
+        if record.answered is not None and (wrong := record.answered(text)):
+            self.wrong(record, f"{wrong}: {text[:300]!r}")
+        mine = (record.peer, record.context)
+        if foreign := [mark for mark in marks(text) if self._contexts.get(mark) != mine]:
+            self.wrong(record, f"holds {foreign} of another conversation")
+
+    def ends(self, records: Iterable[Record]) -> Counter[tuple[str, str]]:
+        return Counter((record.state, record.kind) for record in records)
+
+
+def table(books: Books) -> str:
+    """Turns by act and end; the last line is the sum."""
+    rows = []
+    for act in [*sorted({record.act for record in books.records}), "all"]:
+        mine = [r for r in books.records if act in (r.act, "all")]
+        found = Counter(record.state for record in mine)
+        rows.append((act, len(mine), *(found[end] for end in ENDS)))
+    heads = ("turns", "sent", *(end.lower() for end in ENDS))
+    lines = [f"{heads[0]:12}" + "".join(f"{head:>11}" for head in heads[1:])]
+    lines += [f"{row[0]:12}" + "".join(f"{figure:>11}" for figure in row[1:]) for row in rows]
+    return "\n".join(lines)

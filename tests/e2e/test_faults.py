@@ -1,0 +1,350 @@
+"""A part is killed or stopped while there is a turn in every stage: on the real Hermes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from a2a.client import A2AClientError, Client
+from a2a.types import (
+    GetTaskRequest,
+    ListTasksRequest,
+    SendMessageRequest,
+    StreamResponse,
+    SubscribeToTaskRequest,
+    Task,
+)
+from a2a.utils.errors import UnsupportedOperationError
+
+from molecule_hermes.client import message
+from molecule_hermes.demo_model import demo_model
+from molecule_hermes.hermes_home import HermesHome
+from molecule_hermes.providers import demo_choice
+from molecule_hermes.wire import REPLY_PATH, SECRET_HEADER
+from tests.e2e.stack import Stack, environment, processes, until, up
+from tests.peers import Turn, ask, peer, reply_text, send, state
+
+ENDED = {"COMPLETED", "FAILED", "CANCELED", "REJECTED"}
+WORDS = " ".join(f"word{i}" for i in range(300))
+SLEEP = f"{700 + os.getpid() % 1000}.75"
+"""Seconds that mark the tool's process."""
+
+
+class Model:
+    """The demo model, which remembers what it was asked."""
+
+    def __init__(self, url: str, heard: list[str]) -> None:
+        self.url = url
+        self._heard = heard
+
+    @property
+    def asked(self) -> list[str]:
+        """The last line of each message, without Hermes's own requests for titles."""
+        return [text.splitlines()[-1] for text in self._heard if not text.startswith("User: ")]
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[Model]:
+    heard: list[str] = []
+    async with demo_model(heard=heard.append) as url:
+        yield Model(url, heard)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "stack"
+
+
+@pytest.fixture
+def environ(folder: Path, model: Model) -> dict[str, str]:
+    made = environment(
+        folder,
+        MOLECULE_HERMES_CHECKPOINT="0.1",
+        MOLECULE_HERMES_DRAIN_TIMEOUT="3",
+        MOLECULE_HERMES_MAX_RESTARTS="1",
+    )
+    (folder / "hermes").mkdir()
+    config = json.dumps({"model": demo_choice(model.url).block})
+    (folder / "hermes" / "config.yaml").write_text(config)
+    return made
+
+
+@dataclass(eq=False)
+class Watched:
+    """A turn, as its sender and one more subscriber see it."""
+
+    request: SendMessageRequest
+    turn: Turn = field(default_factory=Turn)
+    beside: Turn = field(default_factory=Turn)
+
+    @property
+    def context(self) -> str:
+        return self.request.message.context_id
+
+    @property
+    def told(self) -> str:
+        """The end that both were told, as far as they were told one."""
+        ends = {s for seen in (self.turn, self.beside) for s in seen.states if s in ENDED}
+        assert len(ends) <= 1
+        return next(iter(ends), "")
+
+
+class Scene:
+    """A turn in every stage, and one that is over."""
+
+    def __init__(self, client: Client, group: asyncio.TaskGroup) -> None:
+        self.client = client
+        self._group = group
+        self.turns: dict[str, Watched] = {}
+        self.stored = ""
+        """What of the streamed text was on disk before the fault."""
+
+    async def set(self, folder: Path, *, asks: bool) -> None:
+        done = await self.begin("done", "demo:say mark-done")
+        await self.begin("working", f"demo:run sleep {SLEEP}")
+        streaming = await self.begin("streaming", "demo:slow=0.1\ndemo:words=300")
+        queued = await self.begin("queued", "demo:say mark-queued", "streaming")
+        if asks:
+            (folder / "victim").mkdir()
+            asking = await self.begin("asking", f"demo:run rm -rf {folder / 'victim'}")
+            await until(lambda: asking.turn.states[-1] == "INPUT_REQUIRED", 30)
+        await until(lambda: done.told, 30)
+        await until(lambda: processes(SLEEP), 30)
+        await until(lambda: queued.turn.data == [{"waiting": True}])
+        # Only this one passes by itself: the tool is over, and the answer is being written.
+        ending = await self.begin("ending", "demo:slow=0.1\ndemo:run echo mark-ending")
+        await until(lambda: ending.turn.text.startswith("The"), 30)
+        self.stored = stored_text(folder, streaming.turn.task_id)
+        assert self.stored
+
+    async def begin(self, stage: str, text: str, context: str = "") -> Watched:
+        watched = self.turns[stage] = Watched(message(text, context or stage))
+        self._read(self.client.send_message(watched.request), watched.turn)
+        await until(lambda: watched.turn.events)
+        request = SubscribeToTaskRequest(id=watched.turn.task_id)
+        self._read(self.client.subscribe(request), watched.beside)
+        return watched
+
+    def _read(self, events: AsyncIterator[StreamResponse], turn: Turn) -> None:
+        self._group.create_task(_read(events, turn))
+
+
+async def _read(events: AsyncIterator[StreamResponse], turn: Turn) -> None:
+    # The connection breaks with the bridge; and who subscribes at the end is told so.
+    with contextlib.suppress(A2AClientError, UnsupportedOperationError):
+        async for event in events:
+            copy = StreamResponse()
+            copy.CopyFrom(event)
+            turn.add(copy)
+
+
+def stored_text(folder: Path, task_id: str) -> str:
+    with contextlib.closing(sqlite3.connect(folder / "tasks.db")) as reader:
+        (data,) = reader.execute("SELECT task FROM tasks WHERE id = ?", (task_id,)).fetchone()
+    return reply_text(Task.FromString(data))
+
+
+@asynccontextmanager
+async def every_stage(
+    stack: Stack, folder: Path, *, asks: bool = True
+) -> AsyncGenerator[Scene, None]:
+    """On exit every stream and every subscription has ended, in time."""
+    async with asyncio.timeout(90), peer(stack.url) as client, asyncio.TaskGroup() as group:
+        scene = Scene(client, group)
+        await scene.set(folder, asks=asks)
+        yield scene
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    left = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                left.append(process)
+    return left
+
+
+def failure(task: Task) -> dict[str, Any]:
+    turn = Turn()
+    turn.add(StreamResponse(task=task))
+    return turn.failure
+
+
+async def settled(client: Client, scene: Scene) -> dict[str, str]:
+    """How each task ended: as its peers were told, with its own answer and nobody left hanging."""
+    ends = {}
+    for stage, watched in scene.turns.items():
+        task = await client.get_task(GetTaskRequest(id=watched.turn.task_id))
+        assert state(task) in ENDED, stage
+        assert watched.told in ("", state(task)), stage
+        if state(task) == "COMPLETED":
+            ends[stage] = "COMPLETED"
+            assert f"mark-{stage}" in reply_text(task)
+            assert reply_text(task).count("mark-") == 1
+        else:
+            ends[stage] = failure(task)["kind"]
+            assert failure(task)["hint"], stage
+        with pytest.raises(UnsupportedOperationError):
+            await anext(client.subscribe(SubscribeToTaskRequest(id=task.id)))
+        with pytest.raises(UnsupportedOperationError):
+            await ask(client, "yes", task_id=task.id)
+        if stage == "streaming":
+            assert reply_text(task).startswith(scene.stored)
+            assert WORDS.startswith(reply_text(task))
+    listed = await client.list_tasks(ListTasksRequest(page_size=100))
+    assert {task.id for task in listed.tasks} >= {w.turn.task_id for w in scene.turns.values()}
+    assert {state(task) for task in listed.tasks} <= ENDED
+    return ends
+
+
+async def goes_on(client: Client, scene: Scene, model: Model, before: int, *also: str) -> None:
+    """Every conversation's next turn gets its own answer; nothing else was run since `before`."""
+    contexts = sorted({watched.context for watched in scene.turns.values()})
+    says = [f"demo:say after-{context}" for context in contexts]
+    turns = await asyncio.gather(*map(ask, [client] * len(says), says, contexts))
+    assert [turn.text for turn in turns] == [f"after-{context}" for context in contexts]
+    assert sorted(model.asked[before:]) == sorted([*says, *also])
+
+
+async def sent_again(client: Client, scene: Scene) -> None:
+    """Peers that lost the connection try again with the same message."""
+    for stage, watched in scene.turns.items():
+        again = await send(client, watched.request)
+        assert again.task_id == watched.turn.task_id, stage
+        assert again.states[-1] in ENDED
+
+
+async def test_a_killed_bridge_leaves_no_task_without_an_end(
+    environ: dict[str, str], folder: Path, model: Model
+) -> None:
+    async with up(environ) as stack, every_stage(stack, folder) as scene:
+        hermes = psutil.Process(stack.hermes_pid())
+        stack.process.kill()
+        assert await stack.ended() == -signal.SIGKILL
+        await until(lambda: not alive([hermes]))
+    before = len(model.asked)
+    async with up(environ) as stack, peer(stack.url) as client, asyncio.timeout(60):
+        assert not processes(SLEEP)
+        ends = await settled(client, scene)
+        assert ends.pop("done") == "COMPLETED"
+        assert ends.pop("ending") in ("COMPLETED", "interrupted")
+        assert ends == dict.fromkeys(("working", "streaming", "queued", "asking"), "interrupted")
+        await sent_again(client, scene)
+        await goes_on(client, scene, model, before)
+        await late_callbacks_are_stale(environ, folder)
+        assert await stack.stop() == 0
+        assert "Traceback" not in stack.output
+    assert (folder / "victim").exists()
+
+
+async def late_callbacks_are_stale(environ: dict[str, str], folder: Path) -> None:
+    """Another bridge, beside a Hermes that survives it and works on."""
+    home = folder / "hermes"
+    other = environment(folder / "other", HERMES_HOME=str(home), MOLECULE_HERMES_CHECKPOINT="0.1")
+    other["MOLECULE_A2A_PLATFORM_PORT"] = environ["MOLECULE_A2A_PLATFORM_PORT"]
+    serve = {"command": "serve"}
+    async with (
+        up(other, "--transport", "plugin", **serve) as first,  # type: ignore[arg-type]
+        peer(first.url) as client,
+    ):
+        cut = Turn()
+        async for event in client.send_message(message("demo:slow=0.1\ndemo:words=30", "late")):
+            cut.add(event)
+            if cut.text:
+                first.process.kill()
+                await first.ended()
+                break
+    async with (
+        up(other, "--transport", "plugin", **serve) as second,  # type: ignore[arg-type]
+        peer(second.url) as client,
+    ):
+        # Hermes ends the cut turn first: its callbacks come before those of the next.
+        after = await ask(client, "demo:say after-late", "late")
+        assert after.text == "after-late"
+        task = await client.get_task(GetTaskRequest(id=cut.task_id))
+        assert failure(task)["kind"] == "interrupted"
+        assert not reply_text(task).endswith("word29")
+        assert await late_callback(other, home) == {"ok": True, "stale": True}
+
+
+async def late_callback(environ: dict[str, str], home: Path) -> Any:
+    secret = HermesHome(home).read_env()["MOLECULE_A2A_PLATFORM_SHARED_SECRET"]
+    url = f"http://127.0.0.1:{environ['MOLECULE_A2A_CALLBACK_PORT']}{REPLY_PATH}"
+    body = {"chat_id": "c", "reply_to": "of-an-old-life", "content": "late", "metadata": {}}
+    async with httpx.AsyncClient() as http:
+        return (await http.post(url, json=body, headers={SECRET_HEADER: secret})).json()
+
+
+@pytest.mark.parametrize("way", ["plugin", "chat"])
+async def test_a_killed_hermes_ends_its_turns_and_those_in_line_wait_for_the_next(
+    environ: dict[str, str], folder: Path, model: Model, way: str
+) -> None:
+    async with up(environ, "--transport", way) as stack:
+        async with every_stage(stack, folder, asks=way == "plugin") as scene:
+            family = psutil.Process(stack.process.pid).children(recursive=True)
+            before = len(model.asked)
+            os.kill(stack.hermes_pid(), signal.SIGKILL)
+            cut = [w for stage, w in scene.turns.items() if stage != "queued"]
+            await until(lambda: all(watched.told for watched in cut), 5)
+        assert not alive(family)
+        await stack.until_ready()
+        async with peer(stack.url) as client, asyncio.timeout(60):
+            ends = await settled(client, scene)
+            assert ends.pop("done") == ends.pop("queued") == "COMPLETED"
+            assert ends.pop("ending") in ("COMPLETED", "interrupted")
+            assert set(ends.values()) == {"interrupted"}
+            await goes_on(client, scene, model, before, "demo:say mark-queued")
+        await gives_up(stack)
+
+
+async def gives_up(stack: Stack) -> None:
+    """Hermes dies once more than it may: the process ends, and so do all turns."""
+    async with peer(stack.url) as client, asyncio.timeout(30), asyncio.TaskGroup() as group:
+        scene = Scene(client, group)
+        running = await scene.begin("running", "demo:hang")
+        waiting = await scene.begin("waiting", "hi", "running")
+        await until(lambda: waiting.turn.data == [{"waiting": True}])
+        os.kill(stack.hermes_pid(), signal.SIGKILL)
+        assert await stack.ended() == 1
+    assert running.turn.failure["kind"] == "interrupted"
+    assert waiting.turn.states[-1] in ("FAILED", "REJECTED")
+    assert "Hermes ended 2 times in 300 s" in stack.output
+    assert "Traceback" not in stack.output
+
+
+async def test_sigterm_lets_turns_end_and_tells_every_other_what_became_of_it(
+    environ: dict[str, str], folder: Path, model: Model
+) -> None:
+    async with up(environ) as stack:
+        async with every_stage(stack, folder) as scene:
+            family = psutil.Process(stack.process.pid).children(recursive=True)
+            stack.process.send_signal(signal.SIGTERM)
+            report = await stack.until_ready(False, 5)
+            assert report["parts"]["bridge"]["reason"] == "shutting down"  # type: ignore[index]
+            late = await ask(scene.client, "too late")
+            assert (late.states[-1], late.failure["kind"]) == ("REJECTED", "draining")
+        assert all(watched.told for watched in scene.turns.values())
+        assert await stack.ended() == 0
+        assert "Traceback" not in stack.output
+        assert not alive(family)
+    before = len(model.asked)
+    async with up(environ) as stack, peer(stack.url) as client, asyncio.timeout(60):
+        ends = await settled(client, scene)
+        assert ends.pop("done") == ends.pop("ending") == "COMPLETED"
+        assert ends.pop("queued") == "draining"
+        assert set(ends.values()) == {"interrupted"}
+        await goes_on(client, scene, model, before)
+        assert await stack.stop() == 0
+    assert (folder / "victim").exists()
