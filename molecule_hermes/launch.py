@@ -12,7 +12,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from molecule_hermes import __version__
 from molecule_hermes.config import Settings, unknown_variables
@@ -27,7 +26,6 @@ from molecule_hermes.enablement import (
 )
 from molecule_hermes.errors import AuthFailure, ConfigError, Draining, StartError, TurnFailure
 from molecule_hermes.gateway import (
-    SECRET_VARIABLE,
     Credentials,
     Gateway,
     api_address,
@@ -39,15 +37,19 @@ from molecule_hermes.ports import require_free_port
 from molecule_hermes.providers import ModelChoice, choose_model, demo_choice, keys_that_are_set
 from molecule_hermes.server import Bridge
 from molecule_hermes.transports.base import Transport
-from molecule_hermes.transports.chat import ChatTransport
-from molecule_hermes.transports.plugin import PluginTransport
+from molecule_hermes.way import (
+    Way,
+    address_of,
+    known_credentials,
+    transport_for,
+    way_to_running_hermes,
+)
 
-__all__ = ["Way", "known_credentials", "serve", "up"]
+__all__ = ["serve", "up"]
 
 logger = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
-Way = Literal["plugin", "chat", "auto"]
 
 
 async def up(
@@ -60,8 +62,11 @@ async def up(
 ) -> None:
     """Runs Hermes and the bridge until SIGINT or SIGTERM.
 
-    With `keep_config` Hermes's folder is used as it is.
+    With `keep_config` Hermes's folder is used as it is. In smoke mode there is no Hermes.
     """
+    if settings.smoke_mode:
+        await serve(settings, environ, say)
+        return
     settings.require_safe_exposure()
     home = HermesHome(settings.home)
     gateway = Gateway(
@@ -109,7 +114,7 @@ class _Run:
             await self._serve("chat", [f"{error.message}; going on over chat completions"])
 
     async def _serve(self, way: Way, warnings: list[str]) -> None:
-        transport = _transport(way, self.settings, self.credentials)
+        transport = transport_for(way, self.settings, self.credentials)
         checks = {"gateway": self.gateway.check}
         async with Bridge(
             self.settings,
@@ -192,11 +197,11 @@ async def serve(
     settings: Settings, environ: Mapping[str, str], say: Say, *, way: Way | None = None
 ) -> None:
     """Runs the bridge alone, against a Hermes that somebody else runs."""
-    way = way or ("plugin" if settings.platform_enabled else "chat")
+    way = way or way_to_running_hermes(settings)
     if way == "auto":
         raise ConfigError("`serve` needs to know the way", "use --transport plugin or chat")
-    transport = _transport(way, settings, known_credentials(settings))
-    where = settings.platform_url if way == "plugin" else settings.hermes_api_base
+    transport = transport_for(way, settings, known_credentials(settings))
+    where = "nowhere (smoke mode)" if settings.smoke_mode else address_of(way, settings)
     _warn_of_typos(environ, say)
     with _Signals() as signals:
         async with Bridge(settings, transport) as bridge:
@@ -207,32 +212,6 @@ async def serve(
             signals.again = [bridge.hasten.set]
             await signals.first()
             say("stopping…")
-
-
-def known_credentials(settings: Settings) -> Credentials:
-    """The environment's, else what Hermes's own folder has; nothing is made up."""
-    key, secret = settings.api_server_key, settings.shared_secret
-    kept = HermesHome(settings.home).read_env()
-    return Credentials(
-        key.get_secret_value() if key else kept.get("API_SERVER_KEY", ""),
-        secret.get_secret_value() if secret else kept.get(SECRET_VARIABLE, ""),
-    )
-
-
-def _transport(way: Way, settings: Settings, credentials: Credentials) -> Transport:
-    if way == "plugin":
-        return PluginTransport(
-            settings.platform_url,
-            secret=credentials.secret,
-            callback_host=settings.callback_host,
-            callback_port=settings.callback_port,
-        )
-    return ChatTransport(
-        settings.hermes_api_base,
-        credentials.api_key,
-        model=settings.model,
-        system_prompt=settings.system_prompt,
-    )
 
 
 def _require_free_ports(settings: Settings) -> None:

@@ -126,14 +126,14 @@ class FakeHermes:
 
 
 @asynccontextmanager
-async def fake_hermes() -> AsyncIterator[FakeHermes]:
+async def fake_hermes(port: int = 0) -> AsyncIterator[FakeHermes]:
     hermes = FakeHermes()
     app = web.Application(client_max_size=2**26)
     app.router.add_post("/v1/chat/completions", hermes.completions)
     app.router.add_get("/v1/models", hermes.models)
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
     hermes.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
     try:
         yield hermes
