@@ -135,7 +135,6 @@ class _Run:
     async def _until_ready(self, bridge: Bridge, way: Way) -> None:
         """Returns when the bridge is ready; tells every two seconds what it still waits for."""
         began = told = time.monotonic()
-        budget = self.settings.ready_budget
         while True:
             report = await bridge.health.ready()
             now = time.monotonic()
@@ -144,16 +143,23 @@ class _Run:
                 self.say(f"  Hermes   ready after {now - began:.1f} s")
                 return
             reason = report.reason or "the plugin is not bound yet"
-            if now - began > budget:
-                raise StartError(
-                    f"Hermes was not ready after {budget:g} s ({reason})",
-                    f"its log is {self.gateway.log_file}; the last lines:\n"
-                    f"{self.gateway.log_tail()}",
-                )
+            if now - began > self.settings.ready_budget:
+                raise await self._too_late(way, reason)
             if now - told >= 2.0:
                 self.say(f"  Hermes   starting, {now - began:.0f} s … ({reason})")
                 told = now
             await asyncio.sleep(0.1)
+
+    async def _too_late(self, way: Way, reason: str) -> StartError:
+        """The plugin's cause, where Hermes has no API to ask; else the end of Hermes's log."""
+        if way == "plugin":
+            cause = await self._diagnosis(None)
+            if cause.cause not in ("unknown", "not_running"):
+                return cause
+        return StartError(
+            f"Hermes was not ready after {self.settings.ready_budget:g} s ({reason})",
+            f"its log is {self.gateway.log_file}; the last lines:\n{self.gateway.log_tail()}",
+        )
 
     async def _is_ours(self) -> bool:
         """Whether Hermes says so, too: at the port another Hermes's plugin may answer."""
@@ -173,9 +179,12 @@ class _Run:
             await asyncio.sleep(0.5)
             state = await self._state()
             seen = seen + 1 if state is not None and not await _bound(state, transport) else 0
+        raise await self._diagnosis(state)
+
+    async def _diagnosis(self, state: Mapping[str, object] | None) -> NotBoundError:
         logs = [self.gateway.log_file, *(self.gateway.home.path / "logs").glob("*.log")]
         hermes = Hermes(self.gateway.home, self.environ, logs=logs, url=self.settings.platform_url)
-        raise await asyncio.to_thread(diagnose, hermes, state)
+        return await asyncio.to_thread(diagnose, hermes, state)
 
 
 async def _bound(state: Mapping[str, object], transport: Transport) -> bool:
