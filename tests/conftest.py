@@ -15,6 +15,20 @@ from molecule_hermes.transports.chat import ChatTransport
 from tests.fakes import KEY, FakeHermes, fake_hermes
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--image", action="store_true", help="build and run the image, too (root, or docker)"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The image comes last, and only when it is asked for."""
+    items.sort(key=lambda item: item.get_closest_marker("image") is not None)
+    for item in items:
+        if item.get_closest_marker("image") and not config.getoption("--image"):
+            item.add_marker(pytest.mark.skip(reason="needs --image"))
+
+
 @pytest.fixture(autouse=True)
 def _no_real_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing here may read or write the user's own Hermes or state."""

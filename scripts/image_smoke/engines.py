@@ -135,7 +135,8 @@ class DockerOrPodman:
 
     def config(self, image: str) -> dict[str, Any]:
         found = self._inspect(image)
-        return {"Healthcheck": found.get("HealthCheck"), **found["Config"]}
+        # Docker has it in the configuration, podman beside it.
+        return {"Healthcheck": found.get("Healthcheck"), **found["Config"]}
 
     def size(self, image: str) -> str:
         return f"{self._inspect(image)['Size'] / 1e6:.0f} MB"
@@ -152,6 +153,11 @@ class DockerOrPodman:
         name = _new_name()
         options = ["--rm", "--name", name, "--network", "host", "--volume", f"{volume}:/data"]
         options += ["--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+        # Podman needs systemd to run it now and then; it is tried once by hand.
+        options += ["--no-healthcheck"]
+        if self._cli == "podman":
+            # Else it is not: folders for temporary files would be writable.
+            options += ["--read-only-tmpfs=false"]
         for variable, value in environ.items():
             options += ["--env", f"{variable}={value}"]
         if alone:
@@ -179,7 +185,7 @@ class BuildahAndRunc:
         if _quietly([*self._buildah, "info"]) != 0:
             # Overlays do not stack on every file system; plain copies always work.
             self._buildah += ["--storage-driver", "vfs"]
-        self._roots: dict[str, tuple[str, str]] = {}
+        self._roots: dict[str, str] = {}
 
     def __str__(self) -> str:
         return "buildah and runc"
@@ -269,15 +275,13 @@ class BuildahAndRunc:
     def _mounted(self, image: str) -> str:
         if image not in self._roots:
             container = self._do("from", "--pull-never", image)
-            self._roots[image] = container, self._do("mount", container)
-        return self._roots[image][1]
+            self._roots[image] = self._do("mount", container)
+        return self._roots[image]
 
     def close(self) -> None:
-        for container, _ in self._roots.values():
-            _quietly([*self._buildah, "umount", container])
-            _quietly([*self._buildah, "rm", container])
-        # What an earlier build left without a name.
-        _quietly([*self._buildah, "rmi", "--prune"])
+        """The storage is ours alone: also what a build that was interrupted left there."""
+        for words in (["umount", "--all"], ["rm", "--all"], ["rmi", "--prune"]):
+            _quietly([*self._buildah, *words])
 
 
 def _new_name() -> str:

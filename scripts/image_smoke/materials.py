@@ -61,7 +61,9 @@ def debootstrap(cache: Path) -> Path:
         install("debootstrap")
     root = cache / f"{_SUITE}.root"
     shutil.rmtree(root, ignore_errors=True)
-    command = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", _SUITE, root]
+    # What it mounts is gone with it, however it ends: the folder can always be removed.
+    command = ["unshare", "--mount", "--propagation", "private", "debootstrap"]
+    command += ["--variant=minbase", f"--include={_PACKAGES}", _SUITE, root]
     run([*command, *_mirror()], limit=600)
     for waste in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale"):
         shutil.rmtree(root / waste, ignore_errors=True)

@@ -44,7 +44,7 @@ class Report:
         began = time.monotonic()
         try:
             result = work()
-        except (CheckError, OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
+        except Exception as error:
             self._row(False, began, what, f"{type(error).__name__}: {error}")
             raise StopError(what) from error
         self._row(True, began, what, str(result) if isinstance(result, str) else "")
@@ -115,9 +115,14 @@ class Job:
             try:
                 return self._process.wait(min(_TICK, left))
             except subprocess.TimeoutExpired:
-                took = time.monotonic() - began
-                print(f"{'':10}{Path(self._words[0]).name}: {took:.0f} s", flush=True)
+                print(f"{'':10}{self._last_line()}", flush=True)
         return None
+
+    def _last_line(self) -> str:
+        """Without moving the place where the command writes."""
+        end = os.fstat(self._out.fileno()).st_size
+        tail = os.pread(self._out.fileno(), 2000, max(0, end - 2000)).decode(errors="replace")
+        return (tail.split("\n")[-2:-1] or [Path(self._words[0]).name])[0][:90]
 
 
 def run(
