@@ -73,7 +73,8 @@ class HermesHome:
             pid = json.loads((self.path / "gateway.pid").read_text())["pid"]
             process = psutil.Process(int(pid))
             alive = process.status() != psutil.STATUS_ZOMBIE
-            ours = any("hermes" in word for word in process.cmdline())
+            # In a container that was killed, our own process may get the gateway's number next.
+            ours = process.pid != os.getpid() and any("hermes" in w for w in process.cmdline())
         except (OSError, ValueError, KeyError, TypeError, psutil.Error):
             return None
         return int(pid) if alive and ours else None

@@ -15,7 +15,8 @@ SCRIPT = Path(__file__).parent.parent / "scripts" / "smoke-image"
 
 @pytest.mark.image
 def test_the_image_proves_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    """What it prints is shown while it runs: it takes minutes. pip needs the user's own settings."""
+    """What it prints is shown while it runs: it takes minutes."""
+    # pip may need the user's own settings.
     environ = os.environ | {"HOME": pwd.getpwuid(os.getuid()).pw_dir}
     with capsys.disabled(), subprocess.Popen([sys.executable, SCRIPT], env=environ) as running:
         try:

@@ -68,6 +68,12 @@ def prove(engine: Engine, image: str, report: Report) -> None:
         report.need("it starts again on the same volume", lambda: ready(second, began))
         if kept is not None:
             report.check("what was kept across the restart", lambda: remembered(second, kept))
+        second.container.kill("KILL")
+        report.check("SIGKILL", lambda: str(second.container.wait()))
+    began = time.monotonic()
+    with running(engine, image, volume) as third:
+        # Its processes get the numbers that the killed ones had.
+        report.check("it starts again after SIGKILL", lambda: ready(third, began))
     report.check("smoke mode", lambda: smoke_mode(engine, image))
 
 
