@@ -78,6 +78,7 @@ async def up(
         gateway.require_alone()
         _require_free_ports(settings)
         home.create()
+        stack.enter_context(home.held())
         model, foreign = await _model(home, settings, environ, stack, keep_config)
         credentials = credentials_of(home, settings)
         if not keep_config:

@@ -229,3 +229,10 @@ def test_its_own_process_is_never_the_gateway_that_runs(
     (tmp_path / "gateway.pid").write_text(f'{{"pid": {os.getpid()}}}')
     monkeypatch.setattr(psutil.Process, "cmdline", lambda self: ["molecule-hermes", "up"])
     assert HermesHome(tmp_path).running_gateway() is None
+
+
+def test_only_one_bridge_at_a_time_holds_a_folder(home: HermesHome) -> None:
+    with home.held(), pytest.raises(StartError, match="another molecule-hermes"), home.held():
+        pass
+    with home.held():
+        pass

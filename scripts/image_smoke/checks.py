@@ -60,6 +60,7 @@ def prove(engine: Engine, image: str, report: Report) -> None:
             report.check(what, partial(check, first))
         report.check("its own HEALTHCHECK", lambda: health(first, engine.config(image)))
         kept = report.check("a full turn through the plugin, from outside", lambda: turn(first))
+        report.check("molecule-hermes doctor, inside", lambda: doctor(first))
         report.check("orphans are reaped", lambda: reaped(first))
         report.check("SIGTERM drains a running turn and exits 0", lambda: drained(first))
         report.check("no process is left", lambda: none_left(engine.config(image)))
@@ -68,6 +69,7 @@ def prove(engine: Engine, image: str, report: Report) -> None:
         report.need("it starts again on the same volume", lambda: ready(second, began))
         if kept is not None:
             report.check("what was kept across the restart", lambda: remembered(second, kept))
+        report.check("another on the same volume", lambda: refused(engine, image, volume))
         second.container.kill("KILL")
         report.check("SIGKILL", lambda: str(second.container.wait()))
     began = time.monotonic()
@@ -79,8 +81,10 @@ def prove(engine: Engine, image: str, report: Report) -> None:
 
 def environment(**more: str) -> dict[str, str]:
     """Free ports, as containers share the machine's network here; peers need a token."""
+    port = free_port()
     return {
-        "MOLECULE_HERMES_PORT": free_port(),
+        "MOLECULE_HERMES_PORT": port,
+        "MOLECULE_HERMES_PUBLIC_URL": f"http://127.0.0.1:{port}",
         "MOLECULE_A2A_PLATFORM_PORT": free_port(),
         "MOLECULE_A2A_CALLBACK_PORT": free_port(),
         "HERMES_API_BASE": f"http://127.0.0.1:{free_port()}/v1",
@@ -218,6 +222,10 @@ def turn(it: Running) -> dict[str, Any]:
     raise CheckError("a peer without a token was answered")
 
 
+def doctor(it: Running) -> str:
+    return it.container.run("molecule-hermes", "doctor", "--token", TOKEN).strip().splitlines()[-1]
+
+
 def reaped(it: Running) -> str:
     """A tool leaves a child behind; its exit must not stay as a zombie."""
     task = it.peer.ask("demo:run (sleep 0.2 &); echo left-one", "smoke-orphan")
@@ -266,6 +274,14 @@ def remembered(it: Running, task: Mapping[str, Any]) -> str:
     kept = it.peer.call("GetTask", id=task["id"])
     expect(state(kept) == "COMPLETED" and reply(kept) == reply(dict(task)), kept)
     return "the conversation and its task"
+
+
+def refused(engine: Engine, image: str, volume: str) -> str:
+    """Two gateways would spoil each other's state."""
+    with engine.start(image, volume, environment()) as other:
+        code = other.wait(60)
+        expect(code == 1 and "another molecule-hermes runs" in other.output, other.output)
+    return "is refused"
 
 
 def smoke_mode(engine: Engine, image: str) -> str:
