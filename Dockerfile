@@ -33,7 +33,7 @@ LABEL org.opencontainers.image.title="molecule-hermes" \
 # tini reaps what Hermes's tools leave behind and passes signals on.
 RUN if ! command -v tini >/dev/null; then \
       apt-get update && apt-get install --yes --no-install-recommends tini \
-      && rm -rf /var/lib/apt/lists/*; \
+      && rm -rf /var/lib/apt/lists/* /var/cache/apt/*; \
     fi \
     && useradd --uid 10001 --user-group --no-create-home --home-dir /data/home hermes \
     && install --directory --owner hermes --group hermes /data
