@@ -52,6 +52,7 @@ class Running:
 
 def prove(engine: Engine, image: str, report: Report) -> None:
     report.check("its configuration", lambda: configuration(engine.config(image)))
+    before = processes_of(engine.config(image))
     volume = engine.volume(image)
     began = time.monotonic()
     with running(engine, image, volume) as first:
@@ -63,7 +64,7 @@ def prove(engine: Engine, image: str, report: Report) -> None:
         report.check("molecule-hermes doctor, inside", lambda: doctor(first))
         report.check("orphans are reaped", lambda: reaped(first))
         report.check("SIGTERM drains a running turn and exits 0", lambda: drained(first))
-        report.check("no process is left", lambda: none_left(engine.config(image)))
+        report.check("no process is left", lambda: none_left(engine.config(image), before))
     began = time.monotonic()
     with running(engine, image, volume) as second:
         report.need("it starts again on the same volume", lambda: ready(second, began))
@@ -208,9 +209,10 @@ def health(it: Running, config: Mapping[str, Any]) -> str:
 
 
 def turn(it: Running) -> dict[str, Any]:
-    """A tool runs, the answer comes, a stranger is refused."""
+    """The answer comes and can be fetched, a tool runs, a stranger is refused."""
     task = it.peer.ask("my colour is teal", "smoke")
     expect(state(task) == "COMPLETED" and "my colour is teal" in reply(task), task)
+    fetched(it, task)
     tool = it.peer.ask("demo:run echo a-tool-was-here", "smoke-tool")
     expect(state(tool) == "COMPLETED" and "a-tool-was-here" in reply(tool), tool)
     stranger = Peer(f"http://127.0.0.1:{it.environ['MOLECULE_HERMES_PORT']}", "")
@@ -227,14 +229,17 @@ def doctor(it: Running) -> str:
 
 
 def reaped(it: Running) -> str:
-    """A tool leaves a child behind; its exit must not stay as a zombie."""
+    """A tool leaves a child behind; when that exits it must not stay as a zombie."""
     task = it.peer.ask("demo:run (sleep 0.2 &); echo left-one", "smoke-orphan")
     expect("left-one" in reply(task), task)
-    time.sleep(0.5)
-    found = json.loads(python(it, _PROCESSES))
-    zombies = [process for process in found if process["status"] == "zombie"]
-    expect(not zombies, zombies)
-    first = next(process["name"] for process in found if process["pid"] == 1)
+
+    def gone() -> list[dict[str, Any]] | None:
+        found = json.loads(python(it, _PROCESSES))
+        left = [p for p in found if p["status"] == "zombie" or p["name"] == "sleep"]
+        return None if left else found
+
+    processes = until("the orphan's end", 15, gone)
+    first = next(process["name"] for process in processes if process["pid"] == 1)
     expect(first == "tini", first)
     return "first process: tini"
 
@@ -252,11 +257,10 @@ def drained(it: Running) -> str:
     return f"{time.monotonic() - began:.1f} s after the signal"
 
 
-def none_left(config: Mapping[str, Any]) -> str:
+def processes_of(config: Mapping[str, Any]) -> set[str]:
+    """What runs on this machine as the image's user; others may do so, too."""
     uid = config["User"].split(":")[0]
-    left = [path.parent.name for path in Path("/proc").glob("[0-9]*/status") if _uid(path) == uid]
-    expect(not left, f"processes of user {uid}: {left}")
-    return f"of user {uid}"
+    return {path.parent.name for path in Path("/proc").glob("[0-9]*/status") if _uid(path) == uid}
 
 
 def _uid(status: Path) -> str:
@@ -266,13 +270,23 @@ def _uid(status: Path) -> str:
         return ""
 
 
-def remembered(it: Running, task: Mapping[str, Any]) -> str:
+def none_left(config: Mapping[str, Any], before: set[str]) -> str:
+    left = processes_of(config) - before
+    expect(not left, f"processes {left} of user {config['User']}")
+    return f"of user {config['User']}"
+
+
+def fetched(it: Running, task: dict[str, Any]) -> None:
+    kept = it.peer.call("GetTask", id=task["id"])
+    expect(state(kept) == "COMPLETED" and reply(kept) == reply(task), kept)
+
+
+def remembered(it: Running, task: dict[str, Any]) -> str:
     again = it.peer.ask("what did I say?", "smoke")
     expect("my colour is teal" in reply(again), again)
     if not TASKS_SURVIVE_A_RESTART:
         return "the conversation"
-    kept = it.peer.call("GetTask", id=task["id"])
-    expect(state(kept) == "COMPLETED" and reply(kept) == reply(dict(task)), kept)
+    fetched(it, task)
     return "the conversation and its task"
 
 

@@ -100,12 +100,14 @@ class Wheels:
         needed = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
         constraints = ROOT / "constraints.txt"
         python = _found(r"^ARG BASE=python:(3\.\d+)", ROOT / "Dockerfile")
-        self._command = ["download", "--quiet", "--constraint", constraints, *needed]
+        # pip reads markers for the Python it runs on, not for this one; should a wheel be missing
+        # for that, the build says which.
+        self._command = ["download", "--quiet", *needed, "--python-version", python]
         self._command += ["--only-binary=:all:", "--implementation", "cp"]
-        self._command += ["--python-version", python]
         for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux1"):
             self._command += ["--platform", f"{tag}_{platform.machine()}"]
         key = hashlib.sha256(repr((self._command, constraints.read_text())).encode())
+        self._command += ["--constraint", constraints]
         self._cache = cache
         self.folder = cache / "wheels" / key.hexdigest()[:16]
         self._part = self.folder.with_suffix(".part")

@@ -60,8 +60,8 @@ class Report:
         width = max((len(what) for _, _, what, _ in self._rows), default=0)
         print(f"\n{'':4}  {'seconds':>7}  what")
         for ok, took, what, detail in self._rows:
-            first = detail.splitlines()[0] if detail else ""
-            print(f"{_mark(ok)}  {took:7.1f}  {what:{width}}  {first}".rstrip())
+            told = [line for line in detail.splitlines() if line.strip()]
+            print(f"{_mark(ok)}  {took:7.1f}  {what:{width}}  {''.join(told[-1:])}".rstrip())
         took = time.monotonic() - self._began
         print(f"{len(self._rows) - failed} passed, {failed} failed in {took:.0f} s", flush=True)
         return 1 if failed or not self._rows else 0
