@@ -233,6 +233,11 @@ class Settings(BaseModel):
         None,
         "Hermes's API key, 16 characters or more (with a shorter one Hermes never opens its port)",
     )
+    smoke_mode: bool = _known(
+        "MOLECULE_SMOKE_MODE",
+        False,
+        "true or false: start without Hermes; the card and /livez answer, and it is never ready",
+    )
     hermes_home: Path | None = _known(
         "HERMES_HOME", None, "Hermes's folder; `up` keeps one below STATE_DIR by default"
     )
