@@ -151,7 +151,7 @@ class Settings(BaseModel):
     question_timeout: Seconds = _own(
         "QUESTION_TIMEOUT",
         300,
-        "seconds that a peer has to answer; then a command is denied and a question left open",
+        "seconds that a peer has to answer; then a command is denied, or the agent decides itself",
     )
     drain_timeout: Annotated[float, Field(ge=0, le=3600)] = _own(
         "DRAIN_TIMEOUT", 30, "seconds that running turns get to end at shutdown"
@@ -194,7 +194,7 @@ class Settings(BaseModel):
         (),
         "host,host:port,… — where push notifications may go although it is not public",
     )
-    token: SecretStr | None = _own("TOKEN", None, "a peer's token, for `send` and `doctor`")
+    token: SecretStr | None = _own("TOKEN", None, "a peer's token, for `send`, `card` and `doctor`")
     compat_v03: bool = _own("COMPAT_V03", True, "true or false: serve A2A 0.3 clients too")
     log_level: Literal["debug", "info", "warning", "error"] = _own(
         "LOG_LEVEL", "info", "debug, info, warning or error"
