@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
 
+_STOPPING = "stopping… (Ctrl-C again cuts it short)"
+
 
 async def up(
     settings: Settings,
@@ -138,7 +140,7 @@ class _Run:
             except StartError:
                 bridge.hasten.set()  # turns that wait for Hermes wait in vain
                 raise
-            self.say("stopping…")
+            self.say(_STOPPING)
 
     async def _until_ready(self, bridge: Bridge, way: Way) -> None:
         """Returns when the bridge is ready; tells every two seconds what it still waits for."""
@@ -228,7 +230,7 @@ async def serve(
                 say(f"not ready yet — {report.reason}")
             signals.again = [bridge.hasten.set]
             await signals.first()
-            say("stopping…")
+            say(_STOPPING)
 
 
 def _require_free_ports(settings: Settings) -> None:

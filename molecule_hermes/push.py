@@ -1,9 +1,9 @@
 """Push notifications: a task's events to its peer's webhook, outside of the turn.
 
 The SDK's own sender makes one attempt and is awaited inside the event consumer, so that a slow
-webhook holds up the task's events (a2a-sdk.md). Here every webhook of a task has a lane: events go
-out one by one, in order, with retries, and a lane that falls behind loses its oldest updates, never
-the last state.
+webhook holds up the task's events. Here every webhook of a task has a lane: events go out one by
+one, in order, with retries, and a lane that falls behind loses its oldest updates, never the last
+state.
 """
 
 from __future__ import annotations
