@@ -144,7 +144,9 @@ class Settings(BaseModel):
     )
     model: str = _own("MODEL", "hermes-agent", "the model name passed on to Hermes")
     system_prompt: str = _own("SYSTEM_PROMPT", "", "a system prompt passed on to Hermes")
-    turn_timeout: Seconds = _own("TURN_TIMEOUT", 600, "seconds a turn may take, waiting included")
+    turn_timeout: Seconds = _own(
+        "TURN_TIMEOUT", 600, "seconds a turn may take, waiting in line included"
+    )
     approvals: Literal["ask", "deny"] = _own(
         "APPROVALS", "ask", "ask (the peer approves dangerous commands) or deny (nobody does)"
     )
