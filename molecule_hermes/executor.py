@@ -234,7 +234,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         try:
             async with run.deadline, run.reply:
                 _refuse_an_answer_to_nobody(context)
-                text, files = await self._attachments.read(context.message)
+                text, files = await self._attachments.read(context.message, run.turn.peer)
                 run.turn = replace(run.turn, text=text, attachments=files)
                 return Cancelled() if run.cancelled else await self._in_line(run)
         except TimeoutError:
