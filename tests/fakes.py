@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
+import os
 import socket
 from collections.abc import (
     AsyncGenerator,
@@ -23,10 +26,20 @@ from molecule_hermes.turns import Cancelled, Turn, TurnEvent
 KEY = "0123456789abcdef-test"
 
 
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_ports = itertools.cycle(range(10_000 + 5_000 * (_WORKER % 4), 15_000 + 5_000 * (_WORKER % 4)))
+for _ in range(os.getpid() % 5_000):  # two runs on one machine begin elsewhere
+    next(_ports)
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody else is given meanwhile: not the system, which takes its own from above
+    these, and no test that runs beside this one."""
+    for port in _ports:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("unreachable")
 
 
 def chunk(text: str = "", finish: str | None = None, **extra: Any) -> bytes:

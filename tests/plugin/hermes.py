@@ -7,7 +7,6 @@ import io
 import json
 import os
 import signal
-import socket
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -33,15 +32,10 @@ from molecule_hermes.wire import (
     Final,
     Inbound,
 )
+from tests.fakes import free_port
 
 SECRET = "a-shared-secret-of-the-tests"
 API_KEY = "an-api-key-of-the-tests"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
