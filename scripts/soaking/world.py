@@ -127,7 +127,7 @@ async def world(
 async def faults(world: World, dice: random.Random, until: float, restarts: bool, say: Say) -> None:
     """Kills Hermes now and then, and with `restarts` stops or kills the bridge in between."""
     # Hermes waits long before it boots when it was started more than five times in two minutes.
-    pause, turn = min(30.0, (until - time.monotonic()) / 3), 0
+    pause, turn = min(40.0, (until - time.monotonic()) / 3), 0
     while (left := until - time.monotonic() - pause / 2) > 0:
         await asyncio.sleep(min(left, pause * dice.uniform(0.8, 1.2)))
         if time.monotonic() + pause / 2 > until:
