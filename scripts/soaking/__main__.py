@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 
 from .books import Books, table
-from .peers import ACTS, FLOOD, WITH_QUESTIONS, Peer, kind_of
+from .peers import ACTS, FLOOD, WITH_QUESTIONS, Peer, failure_of
 from .world import World, faults, world
 
 HANDS = 3
@@ -84,7 +84,7 @@ async def _settle(books: Books, peers: list[Peer]) -> None:
         mine = [record for record in books.records if record.peer == peer.name]
         for record in mine:
             task = await peer.get(next(iter(record.task_ids), "none"))
-            record.settle(task, kind_of(task))
+            record.settle(task, failure_of(task))
             books.check(record, task, peer.excuses)
         stored, sent = Counter(await peer.all_tasks()), Counter(t for r in mine for t in r.task_ids)
         if stored != sent:
@@ -109,7 +109,7 @@ def report(
     books: Books, made: World, metrics: Counter[tuple[str, str]], options: argparse.Namespace
 ) -> bool:
     print(f"\n{table(books)}\n")
-    _compare(books, books.ends(r for r in books.records if r.life == made.life), metrics)
+    _compare(books, books.ends(made.began), metrics)
     third, last = made.growth()
     print(f"\nmemory of the bridge: {third:.1f} MiB in the third quarter, {last:.1f} in the last")
     files = [sample.files for sample in made.samples] or [0]

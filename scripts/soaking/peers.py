@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 from a2a.client import A2AClientError, Client
@@ -89,7 +90,7 @@ class Peer:
         return f"{self.name}-{self._contexts}"
 
     def new(self, act: str, context: str, **more: object) -> Record:
-        record = self.books.new(act, self.name, context, self.world.life)
+        record = self.books.new(act, self.name, context)
         record.answered = lambda text: "" if record.mark in text else "not its own answer"
         for name, value in more.items():
             setattr(record, name, value)
@@ -151,11 +152,10 @@ async def read(events: AsyncIterator[StreamResponse], turn: Turn) -> None:
         turn.add(copy)
 
 
-def kind_of(task: Task) -> str:
+def failure_of(task: Task) -> dict[str, Any]:
     turn = Turn()
     turn.add(StreamResponse(task=task))
-    failed = turn.states[-1] in ("FAILED", "REJECTED")
-    return str(turn.failure.get("kind", "")) if failed else ""
+    return turn.failure if turn.states[-1] in ("FAILED", "REJECTED") else {}
 
 
 # Each act returns the turns that it sent.
