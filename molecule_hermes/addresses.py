@@ -44,10 +44,12 @@ class PublicOnly(AbstractResolver):
         self._allowed = frozenset(host.lower() for host in allowed)
         self._resolver = resolver
 
-    def connector(self) -> aiohttp.TCPConnector:
+    def connector(self, limit: int = 100, of_host: int = 0) -> aiohttp.TCPConnector:
         """Connects to what this resolves and nothing else. Literal addresses need `parse` first:
         aiohttp resolves names only."""
-        return aiohttp.TCPConnector(resolver=self, use_dns_cache=False)
+        return aiohttp.TCPConnector(
+            resolver=self, use_dns_cache=False, limit=limit, limit_per_host=of_host
+        )
 
     def parse(self, url: str | URL) -> URL:
         """The URL, refused if its form or a literal address in it is no good."""

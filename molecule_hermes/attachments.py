@@ -11,13 +11,15 @@ import contextlib
 import json
 import mimetypes
 import re
-from collections.abc import Sequence
+import uuid
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from a2a.types import Message, Part
 from google.protobuf import json_format
 
 from molecule_hermes.addresses import PublicOnly
+from molecule_hermes.conversations import Conversations
 from molecule_hermes.downloads import Download, DownloadError, OversizeError, fetch
 from molecule_hermes.errors import BadRequest, TooLarge
 from molecule_hermes.features import Feature
@@ -68,20 +70,23 @@ class Attachments:
         self._max_files = max_files
         self._max_file = max_file
         self._fetch_timeout = fetch_timeout
-        self._fetching = asyncio.Semaphore(_FETCHING)
+        self._fetching = Conversations(_FETCHING)
 
-    async def read(self, message: Message | None) -> tuple[str, tuple[Attachment, ...]]:
-        """The text, with what is inlined, and the files. Raises `BadRequest` or `TooLarge`."""
+    async def read(
+        self, message: Message | None, peer: str = ""
+    ) -> tuple[str, tuple[Attachment, ...]]:
+        """The text, with what is inlined, and the files. Raises `BadRequest`, `TooLarge`, or
+        `Busy` when too many wait for their files already."""
         parts = message.parts if message is not None else ()
         text = "\n".join(part.text for part in parts if _kind(part) == "text").strip()
-        files = await self._files(parts)
+        files = await self._files(parts, peer)
         documents = [file for file in files if _is_document(file)]
         text = inlined(text, documents)
         if not text and not files:
             raise BadRequest(NOTHING_TO_DO, hint="send a text part or a file")
         return text, tuple(file for file in files if not _is_document(file))
 
-    async def _files(self, parts: Sequence[Part]) -> list[Attachment]:
+    async def _files(self, parts: Sequence[Part], peer: str) -> list[Attachment]:
         numbered = [(n, part) for n, part in enumerate(parts, 1) if _kind(part) != "text"]
         if len(numbered) > self._max_files:
             raise TooLarge(
@@ -91,7 +96,7 @@ class Attachments:
         fetches = any(_kind(part) == "url" for _, part in numbered)
         room = MAX_TOTAL_BYTES
         files: list[Attachment] = []
-        async with self._fetching if fetches else contextlib.nullcontext():
+        async with self._place(peer) if fetches else contextlib.nullcontext():
             give_up_at = asyncio.get_running_loop().time() + self._fetch_timeout
             for number, part in numbered:
                 reader = _PartReader(self._addresses, number, part, give_up_at)
@@ -100,6 +105,14 @@ class Attachments:
                 room -= len(file.data)
                 files.append(file)
         return files
+
+    @contextlib.asynccontextmanager
+    async def _place(self, peer: str) -> AsyncIterator[None]:
+        """Peers take turns here as they do for Hermes: slow servers of one hold up no other for
+        longer than one fetch."""
+        async with self._fetching.enter(uuid.uuid4().hex, peer) as slot:
+            await slot.wait()
+            yield
 
     def _require_taken(self, label: str, file: Attachment) -> None:
         image = file.media_type in IMAGE_TYPES and Feature.IMAGES_IN in self._features

@@ -144,14 +144,16 @@ class Settings(BaseModel):
     )
     model: str = _own("MODEL", "hermes-agent", "the model name passed on to Hermes")
     system_prompt: str = _own("SYSTEM_PROMPT", "", "a system prompt passed on to Hermes")
-    turn_timeout: Seconds = _own("TURN_TIMEOUT", 600, "seconds a turn may take, waiting included")
+    turn_timeout: Seconds = _own(
+        "TURN_TIMEOUT", 600, "seconds a turn may take, waiting in line included"
+    )
     approvals: Literal["ask", "deny"] = _own(
         "APPROVALS", "ask", "ask (the peer approves dangerous commands) or deny (nobody does)"
     )
     question_timeout: Seconds = _own(
         "QUESTION_TIMEOUT",
         300,
-        "seconds that a peer has to answer; then a command is denied and a question left open",
+        "seconds that a peer has to answer; then a command is denied, or the agent decides itself",
     )
     drain_timeout: Annotated[float, Field(ge=0, le=3600)] = _own(
         "DRAIN_TIMEOUT", 30, "seconds that running turns get to end at shutdown"
@@ -194,7 +196,7 @@ class Settings(BaseModel):
         (),
         "host,host:port,… — where push notifications may go although it is not public",
     )
-    token: SecretStr | None = _own("TOKEN", None, "a peer's token, for `send` and `doctor`")
+    token: SecretStr | None = _own("TOKEN", None, "a peer's token, for `send`, `card` and `doctor`")
     compat_v03: bool = _own("COMPAT_V03", True, "true or false: serve A2A 0.3 clients too")
     log_level: Literal["debug", "info", "warning", "error"] = _own(
         "LOG_LEVEL", "info", "debug, info, warning or error"
@@ -232,6 +234,11 @@ class Settings(BaseModel):
         "API_SERVER_KEY",
         None,
         "Hermes's API key, 16 characters or more (with a shorter one Hermes never opens its port)",
+    )
+    smoke_mode: bool = _known(
+        "MOLECULE_SMOKE_MODE",
+        False,
+        "true or false: start without Hermes; the card and /livez answer, and it is never ready",
     )
     hermes_home: Path | None = _known(
         "HERMES_HOME", None, "Hermes's folder; `up` keeps one below STATE_DIR by default"

@@ -17,10 +17,10 @@ from molecule_hermes.config import Settings
 from molecule_hermes.enablement import diagnose, platform_state, running_hermes
 from molecule_hermes.errors import BridgeError, StartError, TurnFailure, Unreachable
 from molecule_hermes.hermes_home import HermesHome
-from molecule_hermes.launch import known_credentials
 from molecule_hermes.ports import listens, port_owner
 from molecule_hermes.transports.chat import ChatTransport
 from molecule_hermes.transports.plugin import PluginTransport
+from molecule_hermes.way import known_credentials
 
 __all__ = ["Finding", "examine", "plugin_finding"]
 

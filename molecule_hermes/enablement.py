@@ -39,6 +39,7 @@ __all__ = [
     "open_first_session",
     "platform_state",
     "running_hermes",
+    "system_prompt_of",
 ]
 
 _ENABLE = "molecule-hermes plugin enable"
@@ -96,6 +97,14 @@ def enable(home: HermesHome, settings: Settings, *, even_if_disabled: bool = Fal
     home.change_list(("plugins", "enabled"), add=ENTRY_POINT)
     if even_if_disabled:
         home.change_list(("plugins", "disabled"), remove=ENTRY_POINT)
+
+
+def system_prompt_of(home: HermesHome) -> str:
+    """The prompt that the plugin gives Hermes with each message, from its stanza."""
+    try:
+        return str(home.read_config()["platforms"][PLATFORM]["extra"]["system_prompt"])
+    except (KeyError, TypeError, StartError):
+        return ""
 
 
 async def platform_state(api_base: str, api_key: str) -> Mapping[str, Any] | None:

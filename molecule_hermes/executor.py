@@ -235,7 +235,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         try:
             async with run.deadline, run.reply:
                 _refuse_an_answer_to_nobody(context)
-                text, files = await self._attachments.read(context.message)
+                text, files = await self._attachments.read(context.message, run.turn.peer)
                 run.turn = replace(run.turn, text=text, attachments=files)
                 return Cancelled() if run.cancelled else await self._in_line(run)
         except TimeoutError:
@@ -351,6 +351,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
             await self._transport.answer(run.turn, question.question_id, answer)
         except (QuestionGoneError, TurnFailure) as error:
             logger.warning("question %s could not be refused (%s)", question.question_id, error)
+        if run.over:
+            return
         said = "denied" if question.kind == "approval" else "left to the agent"
         data = {"question_id": question.question_id, "answer": answer}
         await updates.working(run.updater, f"{said}: {why}", {"refused": data})
@@ -386,6 +388,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
             remark = f"the answer did not reach Hermes: {failure.message}"
         except QuestionGoneError:
             answer = ""
+        if run.over:  # while the answer was on its way; the last state has been told
+            return
         if remark and run.question is question:
             await updates.asking(run.updater, question, remark)
         elif run.settle(question):

@@ -45,6 +45,7 @@ from a2a.utils.errors import (
 from a2a.utils.task import apply_history_length
 
 from molecule_hermes.artifacts import last_update
+from molecule_hermes.attachments import without_bytes
 from molecule_hermes.errors import StorageFailure
 from molecule_hermes.questions import ASKED, asked_in
 from molecule_hermes.retries import Retries, SentBeforeError
@@ -56,6 +57,9 @@ __all__ = ["MAX_ID", "BridgeRequestHandler", "StoredContextBuilder"]
 logger = logging.getLogger(__name__)
 
 MAX_ID = 256
+
+_CLAIMED = "molecule_hermes.claimed"
+"""Under this name a request keeps what it claimed of the retries."""
 
 _WORKING = (TaskState.TASK_STATE_SUBMITTED, TaskState.TASK_STATE_WORKING)
 
@@ -94,15 +98,36 @@ class StoredContextBuilder(SimpleRequestContextBuilder):
                 )
             context_id = stored.context_id
             context.state[ASKED] = asked_in(stored)
+            if params is not None:
+                # The SDK puts the answer into the task's history as it is.
+                params.message.CopyFrom(without_bytes(params.message))
         built = await super().build(context, params, task_id, context_id, task)
         peer = resolve_user_scope(context)
+        claimed = context.state.setdefault(_CLAIMED, [])
         for known_as in {context_id or "", built.context_id or ""}:
             self._retries.claim(peer, known_as, message_id, built.task_id or "")
+            claimed.append((peer, known_as, message_id))
         return built
+
+    def release(self, context: ServerCallContext) -> None:
+        """The request was refused: its message may be sent again."""
+        for claimed in context.state.pop(_CLAIMED, ()):
+            self._retries.forget(*claimed)
 
 
 class BridgeRequestHandler(DefaultRequestHandler):
     """Peers get the protocol's errors; anything else stays in the log, under a reference."""
+
+    async def _setup_active_task(
+        self, params: SendMessageRequest, call_context: ServerCallContext
+    ) -> Any:
+        """The SDK checks a message's webhook only after the message was taken for a new one."""
+        try:
+            return await super()._setup_active_task(params, call_context)
+        except BaseException:
+            if isinstance(self._request_context_builder, StoredContextBuilder):
+                self._request_context_builder.release(call_context)
+            raise
 
     async def on_get_task(self, params: GetTaskRequest, context: ServerCallContext) -> Task | None:
         with _nothing_leaks():

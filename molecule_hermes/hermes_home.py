@@ -6,6 +6,7 @@ never loaded again, and nothing said why.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
@@ -13,7 +14,8 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from molecule_hermes.errors import StartError
 __all__ = ["HermesHome", "write_atomically"]
 
 _STAMP = ".molecule-hermes.json"
+_LOCK = ".molecule-hermes.lock"
 _BOOLEANS = {"on", "off", "yes", "no", "y", "n", "true", "false", "null", "~"}
 _ENV_LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=(.*)")
 
@@ -73,10 +76,27 @@ class HermesHome:
             pid = json.loads((self.path / "gateway.pid").read_text())["pid"]
             process = psutil.Process(int(pid))
             alive = process.status() != psutil.STATUS_ZOMBIE
-            ours = any("hermes" in word for word in process.cmdline())
+            # In a container that was killed, our own process may get the gateway's number next.
+            ours = process.pid != os.getpid() and any("hermes" in w for w in process.cmdline())
         except (OSError, ValueError, KeyError, TypeError, psutil.Error):
             return None
         return int(pid) if alive and ours else None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Raises `StartError` while another bridge runs Hermes here.
+
+        Process numbers do not tell: it may run in another container on the same volume.
+        """
+        with (self.path / _LOCK).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StartError(
+                    f"another molecule-hermes runs Hermes on {self.path}",
+                    "stop it, or choose another HERMES_HOME or volume",
+                ) from None
+            yield
 
     def read_config(self) -> MutableMapping[str, Any]:
         try:

@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from molecule_hermes import __version__
 from molecule_hermes.config import Settings, unknown_variables
@@ -24,7 +23,6 @@ from molecule_hermes.enablement import (
 )
 from molecule_hermes.errors import AuthFailure, ConfigError, Draining, StartError, TurnFailure
 from molecule_hermes.gateway import (
-    SECRET_VARIABLE,
     Credentials,
     Gateway,
     api_address,
@@ -37,15 +35,21 @@ from molecule_hermes.providers import ModelChoice, choose_model, demo_choice, ke
 from molecule_hermes.server import Bridge
 from molecule_hermes.terminal import command_name
 from molecule_hermes.transports.base import Transport
-from molecule_hermes.transports.chat import ChatTransport
-from molecule_hermes.transports.plugin import PluginTransport
+from molecule_hermes.way import (
+    Way,
+    address_of,
+    known_credentials,
+    transport_for,
+    way_to_running_hermes,
+)
 
-__all__ = ["Way", "known_credentials", "serve", "up"]
+__all__ = ["serve", "up"]
 
 logger = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
-Way = Literal["plugin", "chat", "auto"]
+
+_STOPPING = "stopping… (Ctrl-C again cuts it short)"
 
 
 async def up(
@@ -58,8 +62,11 @@ async def up(
 ) -> None:
     """Runs Hermes and the bridge until SIGINT or SIGTERM.
 
-    With `keep_config` Hermes's folder is used as it is.
+    With `keep_config` Hermes's folder is used as it is. In smoke mode there is no Hermes.
     """
+    if settings.smoke_mode:
+        await serve(settings, environ, say)
+        return
     settings.require_safe_exposure()
     home = HermesHome(settings.home)
     gateway = Gateway(
@@ -76,6 +83,7 @@ async def up(
         gateway.require_alone()
         _require_free_ports(settings)
         home.create()
+        stack.enter_context(home.held())
         model, foreign = await _model(home, settings, environ, stack, keep_config)
         credentials = credentials_of(home, settings)
         if not keep_config:
@@ -112,7 +120,7 @@ class _Run:
             await self._serve("chat", [f"{error.message}; going on over chat completions"])
 
     async def _serve(self, way: Way, warnings: list[str]) -> None:
-        transport = _transport(way, self.settings, self.credentials, patient=True)
+        transport = transport_for(way, self.settings, self.credentials, patient=True)
         checks = {"gateway": self.gateway.check}
         async with Bridge(
             self.settings,
@@ -132,12 +140,11 @@ class _Run:
             except StartError:
                 bridge.hasten.set()  # turns that wait for Hermes wait in vain
                 raise
-            self.say("stopping…")
+            self.say(_STOPPING)
 
     async def _until_ready(self, bridge: Bridge, way: Way) -> None:
         """Returns when the bridge is ready; tells every two seconds what it still waits for."""
         began = told = time.monotonic()
-        budget = self.settings.ready_budget
         while True:
             report = await bridge.health.ready()
             now = time.monotonic()
@@ -146,16 +153,23 @@ class _Run:
                 self.say(f"  Hermes   ready after {now - began:.1f} s")
                 return
             reason = report.reason or "the plugin is not bound yet"
-            if now - began > budget:
-                raise StartError(
-                    f"Hermes was not ready after {budget:g} s ({reason})",
-                    f"its log is {self.gateway.log_file}; the last lines:\n"
-                    f"{self.gateway.log_tail()}",
-                )
+            if now - began > self.settings.ready_budget:
+                raise await self._too_late(way, reason)
             if now - told >= 2.0:
                 self.say(f"  Hermes   starting, {now - began:.0f} s … ({reason})")
                 told = now
             await asyncio.sleep(0.1)
+
+    async def _too_late(self, way: Way, reason: str) -> StartError:
+        """The plugin's cause, where Hermes has no API to ask; else the end of Hermes's log."""
+        if way == "plugin":
+            cause = await self._diagnosis(None)
+            if cause.cause not in ("unknown", "not_running"):
+                return cause
+        return StartError(
+            f"Hermes was not ready after {self.settings.ready_budget:g} s ({reason})",
+            f"its log is {self.gateway.log_file}; the last lines:\n{self.gateway.log_tail()}",
+        )
 
     async def _is_ours(self) -> bool:
         """Whether Hermes says so, too: at the port another Hermes's plugin may answer."""
@@ -175,9 +189,12 @@ class _Run:
             await asyncio.sleep(0.5)
             state = await self._state()
             seen = seen + 1 if state is not None and not await _bound(state, transport) else 0
+        raise await self._diagnosis(state)
+
+    async def _diagnosis(self, state: Mapping[str, object] | None) -> NotBoundError:
         logs = [self.gateway.log_file, *(self.gateway.home.path / "logs").glob("*.log")]
         hermes = Hermes(self.gateway.home, self.environ, logs=logs, url=self.settings.platform_url)
-        raise await asyncio.to_thread(diagnose, hermes, state)
+        return await asyncio.to_thread(diagnose, hermes, state)
 
 
 async def _bound(state: Mapping[str, object], transport: Transport) -> bool:
@@ -199,11 +216,11 @@ async def serve(
     settings: Settings, environ: Mapping[str, str], say: Say, *, way: Way | None = None
 ) -> None:
     """Runs the bridge alone, against a Hermes that somebody else runs."""
-    way = way or ("plugin" if settings.platform_enabled else "chat")
+    way = way or way_to_running_hermes(settings)
     if way == "auto":
         raise ConfigError("`serve` needs to know the way", "use --transport plugin or chat")
-    transport = _transport(way, settings, known_credentials(settings))
-    where = settings.platform_url if way == "plugin" else settings.hermes_api_base
+    transport = transport_for(way, settings, known_credentials(settings))
+    where = "nowhere (smoke mode)" if settings.smoke_mode else address_of(way, settings)
     _warn_of_typos(environ, say)
     with _Signals() as signals:
         async with Bridge(settings, transport) as bridge:
@@ -213,37 +230,7 @@ async def serve(
                 say(f"not ready yet — {report.reason}")
             signals.again = [bridge.hasten.set]
             await signals.first()
-            say("stopping…")
-
-
-def known_credentials(settings: Settings) -> Credentials:
-    """The environment's, else what Hermes's own folder has; nothing is made up."""
-    key, secret = settings.api_server_key, settings.shared_secret
-    kept = HermesHome(settings.home).read_env()
-    return Credentials(
-        key.get_secret_value() if key else kept.get("API_SERVER_KEY", ""),
-        secret.get_secret_value() if secret else kept.get(SECRET_VARIABLE, ""),
-    )
-
-
-def _transport(
-    way: Way, settings: Settings, credentials: Credentials, *, patient: bool = False
-) -> Transport:
-    if way == "plugin":
-        return PluginTransport(
-            settings.platform_url,
-            secret=credentials.secret,
-            callback_host=settings.callback_host,
-            callback_port=settings.callback_port,
-            patient=patient,
-        )
-    return ChatTransport(
-        settings.hermes_api_base,
-        credentials.api_key,
-        model=settings.model,
-        system_prompt=settings.system_prompt,
-        patient=patient,
-    )
+            say(_STOPPING)
 
 
 def _require_free_ports(settings: Settings) -> None:

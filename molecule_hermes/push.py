@@ -1,9 +1,9 @@
 """Push notifications: a task's events to its peer's webhook, outside of the turn.
 
 The SDK's own sender makes one attempt and is awaited inside the event consumer, so that a slow
-webhook holds up the task's events (a2a-sdk.md). Here every webhook of a task has a lane: events go
-out one by one, in order, with retries, and a lane that falls behind loses its oldest updates, never
-the last state.
+webhook holds up the task's events. Here every webhook of a task has a lane: events go out one by
+one, in order, with retries, and a lane that falls behind loses its oldest updates, never the last
+state.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 MAX_CONFIGS = 8
 """Webhooks of one task."""
+_CONNECTIONS = 256
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -56,6 +57,8 @@ class PushConfigs(PushNotificationConfigStore):
         notification_config: TaskPushNotificationConfig,
         context: ServerCallContext,
     ) -> TaskPushNotificationConfig | None:
+        if any(not value.isprintable() for value in _headers(notification_config).values()):
+            raise InvalidParamsError("a webhook's token and credentials have no control characters")
         known = await self._stored.get_info(task_id, context)
         new = all(config.id != (notification_config.id or task_id) for config in known)
         if new and len(known) >= MAX_CONFIGS:
@@ -123,7 +126,8 @@ class PushSender(PushNotificationSender):
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=self._addresses.connector(),
+            # So that webhooks that hang hold up only those at the same address.
+            connector=self._addresses.connector(_CONNECTIONS, _CONNECTIONS // 8),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=self._timeout),
             trust_env=False,
@@ -219,6 +223,8 @@ class PushSender(PushNotificationSender):
                 return response.status
         except NotPublicError:
             return 403
+        except ValueError:  # a header that cannot be sent, stored before this was checked
+            return 400
         except (aiohttp.ClientError, TimeoutError, OSError):
             return 503
 

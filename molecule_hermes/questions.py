@@ -9,6 +9,7 @@ from a2a.helpers import get_data_parts, get_text_parts
 from a2a.types import Message, Part, Task
 from google.protobuf import json_format
 
+from molecule_hermes.names import safe_name
 from molecule_hermes.turns import Question
 
 __all__ = [
@@ -63,6 +64,7 @@ def read_answer(question: Question, message: Message | None, asked: str = "") ->
     clarification anything else. `asked` is the question that the peer had seen: a "yes" that was
     sent twice must not approve the next command.
     """
+    _refuse_files(message)
     meant, given = _given(message)
     if (meant or asked or question.question_id) != question.question_id:
         raise NotAnAnswerError("that question is gone; this one waits")
@@ -72,6 +74,16 @@ def read_answer(question: Question, message: Message | None, asked: str = "") ->
         return given
     what = f"{given[:100]!r} is none of the choices" if given else "the message holds no answer"
     raise NotAnAnswerError(f"{what}; {_takes(question)}")
+
+
+def _refuse_files(message: Message | None) -> None:
+    """Hermes takes words for an answer; a file would be lost on the way."""
+    for number, part in enumerate(message.parts if message is not None else (), 1):
+        if part.WhichOneof("content") in ("raw", "url"):
+            name = safe_name(part.filename) if part.filename else "a file"
+            raise NotAnAnswerError(
+                f"part {number} ({name}) cannot go with an answer; send it in a message of its own"
+            )
 
 
 def _given(message: Message | None) -> tuple[str, str]:

@@ -46,6 +46,10 @@ class Retries:
         for known_as in ("", context_id):
             self._known[peer, known_as, message_id] = self._clock() - age, task_id
 
+    def forget(self, peer: str, context_id: str, message_id: str) -> None:
+        """Lets the message be sent again, because it was refused."""
+        self._known.pop((peer, context_id, message_id), None)
+
     def release(self, task_id: str) -> None:
         """Lets the task's messages be sent again, because nothing came of it."""
         for key in [key for key, (_, known) in self._known.items() if known == task_id]:

@@ -27,7 +27,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from molecule_hermes import __version__
 from molecule_hermes.addresses import PublicOnly
-from molecule_hermes.attachments import Attachments
 from molecule_hermes.card import build_card
 from molecule_hermes.config import Settings, is_loopback
 from molecule_hermes.conversations import Conversations
@@ -37,6 +36,7 @@ from molecule_hermes.guards import BodyGuard, HostGuard, LineGuard, PeerTokens, 
 from molecule_hermes.handler import BridgeRequestHandler, StoredContextBuilder
 from molecule_hermes.health import Check, Health
 from molecule_hermes.metrics import CONTENT_TYPE, CountResponses, Metrics
+from molecule_hermes.parts import executor_parts
 from molecule_hermes.ports import cannot_listen
 from molecule_hermes.push import PushConfigs, PushSender
 from molecule_hermes.retries import Retries
@@ -123,24 +123,9 @@ class Bridge:
 
     def _app(self, store: Store, push: PushSender) -> Starlette:
         settings = self._settings
-        line = Conversations(
-            settings.max_running, settings.max_waiting, settings.max_waiting_of_peer
-        )
-        self._executor = HermesAgentProxyExecutor(
-            self._transport,
-            line,
-            attachments=Attachments(
-                self._transport.features,
-                addresses=PublicOnly(settings.file_hosts),
-                max_files=settings.max_files,
-                max_file=settings.max_file,
-            ),
-            turn_timeout=settings.turn_timeout,
-            approvals=settings.approvals,
-            question_timeout=settings.question_timeout,
-            metrics=self.metrics,
-        )
-        self._watch(line, push)
+        parts = executor_parts(settings, self._transport)
+        self._executor = HermesAgentProxyExecutor(self._transport, **parts, metrics=self.metrics)
+        self._watch(parts["conversations"], push)
         features = self._transport.features
         card = build_card(settings, self.url, features, demo=self._demo, warnings=self._warnings)
         handler = BridgeRequestHandler(

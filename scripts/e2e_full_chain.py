@@ -161,7 +161,7 @@ async def matrix(url: str) -> int:
                 how = "streamed" if streaming else "whole"
                 name = f"a turn over {binding} {version}, {how}"
                 rows.append((name, connect(url, binding, version, streaming), plain))
-    more = (remembers, keeps_apart, runs_a_tool, asks_nobody, refuses_commands, in_order)
+    more = (remembers, keeps_apart, runs_a_tool, asks_first, refuses_commands, in_order)
     rows += [(row.__doc__ or "", connect(url), row) for row in (*more, cancels, names_failures)]
     failed = 0
     say(f"{'':4}  {'seconds':>7}  what")
@@ -263,9 +263,15 @@ async def runs_a_tool(client: Any) -> None:
     expect(reply.startswith("The tool answered:") and "tool-was-here" in reply, (state, reply))
 
 
-async def asks_nobody(client: Any) -> None:
-    """a dangerous command is denied, and the turn goes on"""
-    state, reply, _ = await ask(client, "demo:run rm -rf /no/such/folder/anywhere")
+async def asks_first(client: Any) -> None:
+    """a dangerous command waits for the peer, who says no, and the turn goes on"""
+    from molecule_hermes.client import message
+
+    stream = client.send_message(message("demo:run rm -rf /no/such/folder/anywhere", "danger"))
+    task_id = (await anext(stream)).task.id
+    state, _, words = await seen(stream)
+    expect(state == "INPUT_REQUIRED" and "rm -rf" in words, (state, words))
+    state, reply, _ = await seen(client.send_message(message("no", task_id=task_id)))
     expect(state == "COMPLETED" and "denied" in reply.lower(), (state, reply))
 
 

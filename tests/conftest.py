@@ -24,6 +24,27 @@ hypothesis_settings.register_profile(
 hypothesis_settings.load_profile("noisy")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--image", action="store_true", help="build and run the image, too (root, or docker)"
+    )
+
+
+def _slowness(item: pytest.Item) -> int:
+    if item.get_closest_marker("image"):
+        return 2
+    return int("/e2e/" in item.path.as_posix() or "/plugin/" in item.path.as_posix())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The image runs only when it is asked for. Alone, tests go from quick to slow; side by side,
+    the slow files begin first."""
+    items.sort(key=_slowness, reverse=hasattr(config, "workerinput"))
+    for item in items:
+        if item.get_closest_marker("image") and not config.getoption("--image"):
+            item.add_marker(pytest.mark.skip(reason="needs --image"))
+
+
 @pytest.fixture(autouse=True)
 def _no_real_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing here may read or write the user's own Hermes or state."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +38,13 @@ def test_an_interrupt_while_the_command_is_loaded_leaves_no_trace(tmp_path: Path
     (tmp_path / "uvloop.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
     command = [sys.executable, "-m", "molecule_hermes", "card"]
     ended = subprocess.run(
-        command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, timeout=60, check=False
+        command,
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        timeout=60,
+        check=False,
+        # Where the tests run in the background, children are born deaf to Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert (ended.returncode, ended.stdout + ended.stderr) == (130, b"")
 

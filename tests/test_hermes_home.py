@@ -6,6 +6,7 @@ import stat
 import string
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml as pyyaml
 from dotenv import dotenv_values
@@ -219,3 +220,19 @@ def test_a_merge_keeps_a_file_of_comments_only(home: HermesHome, text: str) -> N
     ]
     assert home.read_config() == {"a": {"b": 1}}
     assert "a:\n  b: 1\n" in written
+
+
+def test_its_own_process_is_never_the_gateway_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed container's gateway.pid, read by the process that got its number in the next."""
+    (tmp_path / "gateway.pid").write_text(f'{{"pid": {os.getpid()}}}')
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda self: ["molecule-hermes", "up"])
+    assert HermesHome(tmp_path).running_gateway() is None
+
+
+def test_only_one_bridge_at_a_time_holds_a_folder(home: HermesHome) -> None:
+    with home.held(), pytest.raises(StartError, match="another molecule-hermes"), home.held():
+        pass
+    with home.held():
+        pass

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from a2a.client import Client
+from a2a.server.context import ServerCallContext
+from a2a.server.tasks import InMemoryPushNotificationConfigStore
 from a2a.types import (
     AuthenticationInfo,
     DeleteTaskPushNotificationConfigRequest,
     GetTaskPushNotificationConfigRequest,
     ListTaskPushNotificationConfigsRequest,
     TaskPushNotificationConfig,
+    TaskStatusUpdateEvent,
 )
 from a2a.utils.errors import InvalidParamsError, TaskNotFoundError
 from aiohttp import web
 
+from molecule_hermes.addresses import PublicOnly
 from molecule_hermes.client import message
 from molecule_hermes.config import Settings
+from molecule_hermes.push import PushConfigs, PushSender
 from molecule_hermes.server import Bridge
 from molecule_hermes.turns import Completed, TextDelta
 from tests.conftest import StartBridge
@@ -251,3 +257,33 @@ async def test_a_task_that_a_crash_cut_off_is_told_to_its_webhook(
     assert hook.taken[0]["statusUpdate"]["status"]["message"]["parts"][1]["data"]["kind"] == (
         "interrupted"
     )
+
+
+@pytest.mark.parametrize("token", ["a\r\nX-Other: b", "a\x00"])
+async def test_a_token_that_is_no_header_is_refused(bridge: StartBridge, token: str) -> None:
+    transport = ScriptedTransport(Completed("done"))
+    async with (
+        webhook() as hook,
+        bridge(transport, PUSH_HOSTS=hook.host) as b,
+        peer(b.url) as client,
+    ):
+        request = pushed("go", hook.url)
+        request.configuration.task_push_notification_config.token = token
+        with pytest.raises(InvalidParamsError, match="control characters"):
+            await send(client, request)
+    assert transport.turns == []
+
+
+async def test_webhooks_that_hang_hold_up_no_other() -> None:
+    configs = PushConfigs(InMemoryPushNotificationConfigStore())
+    async with webhook() as hung, webhook() as hook:
+        hung.gate.clear()
+        addresses = PublicOnly({hung.host, hook.host})
+        async with PushSender(configs, addresses, timeout=60, flush_for=0.1) as push:
+            for url in [hung.url] * 300 + [hook.url]:
+                event = TaskStatusUpdateEvent(task_id=uuid.uuid4().hex)
+                config = TaskPushNotificationConfig(url=url)
+                await configs.set_info(event.task_id, config, ServerCallContext())
+                await push.send_notification(event.task_id, event)
+            await hook.until(lambda: hook.taken)
+        hung.gate.set()

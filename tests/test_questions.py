@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molecule_hermes.client import message
-from molecule_hermes.errors import Unreachable
+from molecule_hermes.errors import Interrupted, Unreachable
 from molecule_hermes.questions import NOBODY_TO_ASK, NotAnAnswerError, read_answer
 from molecule_hermes.transports.base import QuestionGoneError
 from molecule_hermes.turns import (
@@ -31,6 +31,7 @@ from molecule_hermes.turns import (
     TextDelta,
     ToolProgress,
 )
+from molecule_hermes.turns import Turn as HermesTurn
 from tests.conftest import StartBridge
 from tests.fakes import Answered, ScriptedTransport
 from tests.peers import Turn, ask, peer, reply_text, send, state
@@ -105,6 +106,17 @@ def test_any_message_is_an_answer_or_is_told_why_not(parts: list[Part], question
     assert answer in question.choices or question.kind == "clarify"
 
 
+class LosesAnswers(ScriptedTransport):
+    given: asyncio.Event
+    lost: asyncio.Event
+
+    async def answer(self, turn: HermesTurn, question_id: str, answer: str) -> None:
+        self.given.set()
+        async with asyncio.timeout(10):
+            await self.lost.wait()
+        raise Unreachable
+
+
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_a_question_stops_the_task_and_its_answer_goes_on_with_the_same_turn(
     bridge: StartBridge, streaming: bool
@@ -152,6 +164,19 @@ async def test_what_is_no_answer_is_told_so_and_the_question_stands(bridge: Star
         done = await ask(client, "deny", task_id=asked.task_id)
     assert done.states[-1] == "COMPLETED"
     assert transport.answers == [("q1", "deny")]
+
+
+async def test_a_file_in_an_answer_is_refused_by_name_and_not_kept(bridge: StartBridge) -> None:
+    transport = ScriptedTransport(CLARIFY, Answered(), Completed("done"))
+    async with bridge(transport) as b, peer(b.url) as client:
+        asked = await ask(client, "paint it")
+        file = Part(raw=bytes(100_000), filename="sample.bin")
+        again = await send(client, message("Red", task_id=asked.task_id, files=[file]))
+        task = await client.get_task(GetTaskRequest(id=asked.task_id))
+        assert "sample.bin" in again.question["remark"]
+        assert transport.answers == []
+        assert (await ask(client, "Red", task_id=asked.task_id)).states[-1] == "COMPLETED"
+    assert task.ByteSize() < 10_000
 
 
 async def test_an_answer_that_does_not_reach_hermes_can_be_given_again(bridge: StartBridge) -> None:
@@ -337,6 +362,23 @@ async def test_hermes_may_die_while_a_question_waits(bridge: StartBridge) -> Non
             ):
                 await asyncio.sleep(0.02)
     assert reply_text(task) == "so far"
+
+
+async def test_hermes_may_die_while_an_answer_is_on_its_way(bridge: StartBridge) -> None:
+    died, ended = asyncio.Event(), asyncio.Event()
+    transport = LosesAnswers(APPROVAL, died, Interrupted("Hermes died"))
+    transport.given, transport.lost = died, ended
+    async with bridge(transport) as b, peer(b.url) as client:
+        asked = await ask(client, "go")
+        seen = Turn()
+        async for event in client.send_message(message("yes", task_id=asked.task_id)):
+            seen.add(event)
+            if seen.states[-1] == "FAILED":
+                ended.set()
+        task = await client.get_task(GetTaskRequest(id=asked.task_id))
+    assert seen.states == ["FAILED"]
+    assert seen.failure["kind"] == "interrupted"
+    assert state(task) == "FAILED"
 
 
 async def test_shutdown_ends_a_task_that_asks_as_interrupted(bridge: StartBridge) -> None:

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from a2a.client import Client
 from a2a.types import GetTaskRequest, SendMessageRequest
+from a2a.utils.errors import InvalidParamsError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -146,6 +148,24 @@ async def test_a_peers_message_ids_are_its_own(bridge: StartBridge) -> None:
         first, second = await send(alice, same(request)), await send(bob, same(request))
     assert first.task_id != second.task_id
     assert len(transport.turns) == 2
+
+
+async def test_a_message_that_was_refused_may_be_sent_again(bridge: StartBridge) -> None:
+    transport = ScriptedTransport(APPROVAL, Answered(), Completed("done"))
+    async with bridge(transport) as b, peer(b.url) as client:
+        asked = await _refused_first(client, message("go"))
+        done = await _refused_first(client, message("yes", task_id=asked.task_id))
+    assert done.states[-1] == "COMPLETED"
+    assert len(transport.turns) == len(transport.answers) == 1
+
+
+async def _refused_first(client: Client, request: SendMessageRequest) -> Turn:
+    """First with a webhook that may not be called, then the same message without it."""
+    request.configuration.task_push_notification_config.url = "http://127.0.0.1:1/hook"
+    with pytest.raises(InvalidParamsError):
+        await send(client, request)
+    request.configuration.ClearField("task_push_notification_config")
+    return await send(client, request)
 
 
 async def test_an_answer_that_is_sent_again_is_given_once(bridge: StartBridge) -> None:

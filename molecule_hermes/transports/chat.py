@@ -156,7 +156,7 @@ class ChatTransport:
                 await reader
 
     async def cancel(self, turn: Turn) -> None:
-        """Closes the stream; Hermes interrupts its agent at the next write (hermes.md)."""
+        """Closes the stream; Hermes interrupts its agent at the next write."""
         if reader := self._readers.get(turn.message_id):
             reader.cancel()
 
@@ -249,7 +249,7 @@ class ChatTransport:
 class _Reply:
     """Collects one streamed reply.
 
-    Hermes's deltas are interim text, tools, and the answer in one flow (hermes.md). What stands
+    Hermes's deltas are interim text, tools, and the answer in one flow. What stands
     before a tool call is interim: the text after the last one is the answer.
     """
 

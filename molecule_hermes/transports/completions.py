@@ -79,7 +79,7 @@ def _object(data: str) -> dict[str, Any]:
 
 
 def _error(chunk: dict[str, Any]) -> str:
-    """Hermes repeats an upstream failure in `hermes.error` and `error.message` (hermes.md)."""
+    """Hermes repeats an upstream failure in `hermes.error` and `error.message`."""
     for place, key in (("hermes", "error"), ("error", "message")):
         holder = chunk.get(place)
         if isinstance(holder, dict) and isinstance(text := holder.get(key), str) and text:

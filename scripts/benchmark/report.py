@@ -21,7 +21,8 @@ class Row:
         return self.ratio >= self.target if self.least else self.ratio <= self.target
 
 
-def report(rounds: Rounds, table: list[Row], out: Path) -> None:
+def report(rounds: Rounds, memory: dict[str, float], table: list[Row], out: Path) -> None:
+    rounds = rounds | {"KiB in flight": {name: [kib] for name, kib in memory.items()}}
     for measure, servers in rounds.items():
         print(f"\n{measure}")
         for server, figures in servers.items():
@@ -45,7 +46,7 @@ def plot(rounds: Rounds, path: Path) -> None:
         "turns/s": "turns per second, 32 peers (more is better)",
         "ms/turn": "ms per turn, one peer (less is better)",
         "2,000 deltas": "seconds for a reply of 2,000 deltas (log scale)",
-        "8,000 deltas": "seconds for a reply of 8,000 deltas",
+        "KiB in flight": "KiB for each of 2,000 turns in flight (less is better)",
     }
     figure, axes = plt.subplots(2, 2, figsize=(11, 7))
     for axis, (measure, title) in zip(axes.flat, titles.items(), strict=True):

@@ -42,6 +42,8 @@ from molecule_hermes.transports.plugin import PluginTransport
 
 from .fakes import KEY, SECRET, TOKENS, reply_to
 
+HELD = 40.0
+"""Seconds that the floor keeps a turn in flight, while its memory is looked at."""
 BASELINES = ("floor", "sdk-sqlite", "earlier")
 BRIDGES = ("chat", "plugin", "chat-memory", "plugin-memory")
 
@@ -67,6 +69,8 @@ class Echo(AgentExecutor):
         await updater.complete()
 
     async def reply(self, text: str) -> list[str]:
+        if text.startswith("flight"):
+            await asyncio.sleep(HELD)
         return list(reply_to(text))
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:

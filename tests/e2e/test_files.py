@@ -49,8 +49,8 @@ async def stack(way: Way, state_dir: Path) -> AsyncIterator[Stack]:
 
 @pytest.fixture
 def work(state_dir: Path) -> Path:
-    """Where the agent works: the user's home, as nothing else is set."""
-    return state_dir / "user"
+    """Where the agent works."""
+    return state_dir / "work"
 
 
 async def say(stack: Stack, text: str, *parts: Part, version: str = "1.0") -> Turn:

@@ -198,3 +198,15 @@ async def test_a_state_that_a_killed_hermes_left_does_not_hide_the_cause(tmp_pat
         await stack.process.wait()
     told = await _command(sys.executable, environ | {"HERMES_SAFE_MODE": "1"}, "up")
     assert "HERMES_SAFE_MODE is set" in told
+
+
+async def test_without_an_api_to_ask_the_cause_is_told_when_the_time_is_over(
+    tmp_path: Path,
+) -> None:
+    """A config.yaml that somebody else wrote, with nothing in it that the plugin needs."""
+    environ = environment(tmp_path, HERMES_GATEWAY_READY_BUDGET_SEC="3")
+    home = HermesHome(Settings.from_env(environ).home)
+    home.create()
+    home.set_model(demo_choice("http://127.0.0.1:9/v1").block)
+    told = await _command(sys.executable, environ, "up", "--keep-config")
+    assert CAUSES[not_enabled][0] in told

@@ -1,0 +1,143 @@
+"""The orchestration platform's adapter: loaded by `ADAPTER_MODULE=molecule_hermes.adapter`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import logging
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from molecule_hermes.embedding import EmbeddedExecutor, ExecutorConfig, create_executor
+from molecule_hermes.errors import StartError, TurnFailure
+from molecule_hermes.gateway import SECRET_VARIABLE
+from molecule_hermes.hermes_home import HermesHome
+from molecule_hermes.providers import keys_that_are_set
+
+__all__ = ["Adapter", "NativeSession", "SetupError"]
+
+logger = logging.getLogger(__name__)
+
+_FIRST_WAIT = 0.2
+_LAST_WAIT = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSession:
+    """What the adapter can do, where the platform's own class for it is not installed."""
+
+    provides_native_session: bool = True
+
+
+class SetupError(StartError, RuntimeError):
+    """Hermes did not become ready; the platform expects a RuntimeError."""
+
+
+def _platform() -> Any:
+    """The platform's module of base classes, None without the platform."""
+    if importlib.util.find_spec("molecule_runtime") is None:
+        return None
+    return importlib.import_module("molecule_runtime.adapters.base")
+
+
+if TYPE_CHECKING:
+    _Base = object
+else:
+    _Base = getattr(_platform(), "BaseAdapter", object)
+
+
+class Adapter(_Base):
+    """Hands the platform an executor that forwards its turns to a Hermes that runs beside it."""
+
+    @staticmethod
+    def name() -> str:
+        return "hermes"
+
+    @staticmethod
+    def display_name() -> str:
+        return "Hermes Agent"
+
+    @staticmethod
+    def description() -> str:
+        return "The Hermes agent with its own sessions, tools, memory and skills, over A2A."
+
+    @staticmethod
+    def get_config_schema() -> dict[str, Any]:
+        return {
+            "model": {
+                "type": "string",
+                "description": "The model name passed on to Hermes, which chooses its own model.",
+            },
+            "system_prompt": {
+                "type": "string",
+                "description": "A system prompt passed on to Hermes.",
+            },
+        }
+
+    def capabilities(self) -> Any:
+        """Hermes keeps conversations itself, so the platform need not queue turns for them."""
+        known = getattr(_platform(), "RuntimeCapabilities", NativeSession)
+        return known(provides_native_session=True)
+
+    def idle_timeout_override(self) -> int:
+        """Seconds a turn may be silent: slow models think for longer than the platform waits."""
+        return 900
+
+    async def setup(self, config: ExecutorConfig) -> None:
+        """Returns when Hermes is ready; raises `SetupError` when its time is over."""
+        logger.info("variables for keys that are set: %s", ", ".join(_keys()) or "none")
+        executor = create_executor(config)
+        if executor.settings.smoke_mode:
+            logger.info("smoke mode: not waiting for Hermes")
+            return
+        async with executor:
+            await _until_ready(executor)
+
+    async def create_executor(self, config: ExecutorConfig) -> EmbeddedExecutor:
+        """A started executor; whoever gets it stops it with `stop()`."""
+        executor = create_executor(config)
+        await executor.start()
+        # Where the platform looks for it before it stops.
+        self._executor = executor
+        return executor
+
+
+def _keys() -> list[str]:
+    own = [name for name in ("API_SERVER_KEY", SECRET_VARIABLE) if os.environ.get(name, "").strip()]
+    return own + keys_that_are_set(os.environ)
+
+
+async def _until_ready(executor: EmbeddedExecutor) -> None:
+    """A failure that another attempt cannot mend, such as a wrong key, is not tried again."""
+    began, wait, attempts = time.monotonic(), _FIRST_WAIT, 0
+    while True:
+        attempts += 1
+        try:
+            return await executor.check()
+        except TurnFailure as failure:
+            took = time.monotonic() - began
+            left = executor.settings.ready_budget - took
+            if left <= 0 or not failure.retryable:
+                tried = f"{attempts} attempts in {took:.1f} s"
+                raise await _not_ready(executor, failure, tried) from failure
+        logger.info("Hermes at %s is not ready (attempt %d)", executor.address, attempts)
+        await asyncio.sleep(min(wait, left))
+        wait = min(wait * 2, _LAST_WAIT)
+
+
+async def _not_ready(executor: EmbeddedExecutor, failure: TurnFailure, tried: str) -> SetupError:
+    """Names the URL, the attempts and where to look; for the plugin also why it is not bound."""
+    from molecule_hermes.doctor import plugin_finding
+
+    why = f"{failure.message} — {failure.hint}"
+    if executor.way == "plugin":
+        finding = await plugin_finding(executor.settings)
+        why = why if finding.ok else f"{finding.detail} — {finding.hint}"
+    log = HermesHome(executor.settings.home).path / "logs" / "gateway.log"
+    return SetupError(
+        f"Hermes is not ready at {executor.address} after {tried} ({why})",
+        f"look at {log}, and run `molecule-hermes doctor`",
+    )

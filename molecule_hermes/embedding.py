@@ -1,0 +1,107 @@
+"""The executor for an A2A server of your own, made from a config object and the environment."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from typing import Literal, Protocol, Self
+
+from molecule_hermes.config import Settings
+from molecule_hermes.enablement import system_prompt_of
+from molecule_hermes.errors import StartError
+from molecule_hermes.executor import HermesAgentProxyExecutor
+from molecule_hermes.hermes_home import HermesHome
+from molecule_hermes.parts import executor_parts
+from molecule_hermes.way import address_of, known_credentials, transport_for, way_to_running_hermes
+
+__all__ = ["EmbeddedExecutor", "ExecutorConfig", "create_executor"]
+
+logger = logging.getLogger(__name__)
+
+
+class ExecutorConfig(Protocol):
+    """What is asked of a config object; None or "" leaves it to the environment."""
+
+    @property
+    def model(self) -> str | None: ...
+
+    @property
+    def system_prompt(self) -> str | None: ...
+
+
+def create_executor(
+    config: ExecutorConfig, environ: Mapping[str, str] = os.environ
+) -> EmbeddedExecutor:
+    """An executor that reaches a running Hermes as `molecule-hermes serve` would.
+
+    Raises `ConfigError` for a wrong setting. Nothing is opened before `start`.
+    """
+    return EmbeddedExecutor(
+        Settings.from_env(
+            environ, model=config.model or None, system_prompt=config.system_prompt or None
+        )
+    )
+
+
+class EmbeddedExecutor(HermesAgentProxyExecutor):
+    """An executor that owns its transport: `start` it before the first turn, `stop` it at the end.
+
+    Both may be called again, and `async with` does both. What was stopped stays stopped.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.way = way_to_running_hermes(settings)
+        transport = transport_for(self.way, settings, known_credentials(settings))
+        super().__init__(transport, **executor_parts(settings, transport))
+        self._state: Literal["new", "started", "stopped"] = "new"
+        self._changing = asyncio.Lock()
+
+    @property
+    def address(self) -> str:
+        """Where Hermes is expected."""
+        return address_of(self.way, self.settings)
+
+    async def start(self) -> None:
+        """Raises `StartError` when the plugin's callback port cannot be had."""
+        async with self._changing:
+            if self._state == "stopped":
+                raise StartError("the executor was stopped", "make another with create_executor")
+            if self._state == "new":
+                await self._transport.__aenter__()
+                self._state = "started"
+                self._warn_of_another_prompt()
+
+    async def stop(self) -> None:
+        """Takes no new turns, lets running ones end within the drain timeout, and closes."""
+        async with self._changing:
+            before, self._state = self._state, "stopped"
+            if before == "started":
+                try:
+                    await self.drain(self.settings.drain_timeout)
+                finally:
+                    await self._transport.__aexit__(None, None, None)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
+
+    async def check(self) -> None:
+        """Raises the `TurnFailure` that a turn would meet now."""
+        await self._transport.check()
+
+    def _warn_of_another_prompt(self) -> None:
+        """The plugin takes the prompt from Hermes's configuration, not from each message."""
+        wanted, home = self.settings.system_prompt, HermesHome(self.settings.home)
+        if self.way == "plugin" and wanted and system_prompt_of(home) != wanted:
+            logger.warning(
+                "the system prompt is not the one in %s, which the plugin uses; set "
+                "MOLECULE_HERMES_SYSTEM_PROMPT, run `molecule-hermes plugin enable`, and restart "
+                "Hermes",
+                home.config_file,
+            )

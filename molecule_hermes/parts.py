@@ -1,0 +1,31 @@
+"""The executor's parts, as the settings want them: the same in our server and in others'."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from molecule_hermes.addresses import PublicOnly
+from molecule_hermes.attachments import Attachments
+from molecule_hermes.config import Settings
+from molecule_hermes.conversations import Conversations
+from molecule_hermes.transports.base import Transport
+
+__all__ = ["executor_parts"]
+
+
+def executor_parts(settings: Settings, transport: Transport) -> dict[str, Any]:
+    """What `HermesAgentProxyExecutor` takes by name."""
+    return {
+        "conversations": Conversations(
+            settings.max_running, settings.max_waiting, settings.max_waiting_of_peer
+        ),
+        "attachments": Attachments(
+            transport.features,
+            addresses=PublicOnly(settings.file_hosts),
+            max_files=settings.max_files,
+            max_file=settings.max_file,
+        ),
+        "turn_timeout": settings.turn_timeout,
+        "approvals": settings.approvals,
+        "question_timeout": settings.question_timeout,
+    }

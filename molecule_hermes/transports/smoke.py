@@ -1,0 +1,46 @@
+"""No Hermes at all: for images that are started only to see that they start."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Self
+
+from molecule_hermes.errors import Unreachable
+from molecule_hermes.features import Feature
+from molecule_hermes.transports.base import QuestionGoneError
+from molecule_hermes.turns import Failed, Turn, TurnEvent
+
+__all__ = ["SmokeTransport"]
+
+
+class SmokeTransport:
+    """Never ready; every turn fails at once and says why."""
+
+    features = frozenset({Feature.TEXT})
+    pending = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    async def run(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
+        yield Failed(_no_hermes())
+
+    async def cancel(self, turn: Turn) -> None:
+        """No turn runs long enough to be cancelled."""
+
+    async def answer(self, turn: Turn, question_id: str, answer: str) -> None:
+        raise QuestionGoneError(question_id)
+
+    async def check(self) -> None:
+        raise _no_hermes()
+
+
+def _no_hermes() -> Unreachable:
+    return Unreachable(
+        "smoke mode: the bridge runs without Hermes",
+        hint="unset MOLECULE_SMOKE_MODE and start it again",
+        retryable=False,
+    )
