@@ -197,8 +197,9 @@ class HermesAgentProxyExecutor(AgentExecutor):
                     run.slot.withdraw()
                     await self._transport.cancel(run.turn)
                 await run.ended.wait()
-        except Exception:
-            logger.warning("turn %s did not stop", run.turn.message_id, exc_info=True)
+        except Exception as error:
+            expected = isinstance(error, TimeoutError | TurnFailure)
+            logger.warning("turn %s did not stop", run.turn.message_id, exc_info=not expected)
             await self._end(run, Cancelled())
             await _abandon(run)
 
@@ -348,8 +349,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
         answer = refusal(question)
         try:
             await self._transport.answer(run.turn, question.question_id, answer)
-        except (QuestionGoneError, TurnFailure):
-            logger.warning("question %s could not be refused", question.question_id, exc_info=True)
+        except (QuestionGoneError, TurnFailure) as error:
+            logger.warning("question %s could not be refused (%s)", question.question_id, error)
         if run.over:
             return
         said = "denied" if question.kind == "approval" else "left to the agent"

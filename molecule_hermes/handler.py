@@ -105,9 +105,22 @@ class StoredContextBuilder(SimpleRequestContextBuilder):
         peer = resolve_user_scope(context)
         claimed = context.state.setdefault(_CLAIMED, [])
         for known_as in {context_id or "", built.context_id or ""}:
-            self._retries.claim(peer, known_as, message_id, built.task_id or "")
+            await self._claim((peer, known_as, message_id), built.task_id or "", context)
             claimed.append((peer, known_as, message_id))
         return built
+
+    async def _claim(
+        self, message: tuple[str, str, str], task_id: str, context: ServerCallContext
+    ) -> None:
+        """A message that was REJECTED never ran: its peer was told to send it again."""
+        try:
+            self._retries.claim(*message, task_id)
+        except SentBeforeError as before:
+            stored = await self._store.get(before.task_id, context)
+            if stored is None or stored.status.state != TaskState.TASK_STATE_REJECTED:
+                raise
+            self._retries.forget(*message)
+            self._retries.claim(*message, task_id)
 
     def release(self, context: ServerCallContext) -> None:
         """The request was refused: its message may be sent again."""

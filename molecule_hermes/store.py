@@ -336,6 +336,8 @@ async def _prune(store: DurableStore, days: float, keep: int) -> None:
         pruned = 0
         try:
             pruned = await store.prune(time.time() - days * 86_400, keep)
+        except StorageFailure as failure:
+            logger.warning("old tasks could not be deleted now: %s", failure)
         except Exception:
-            logger.warning("old tasks could not be deleted now", exc_info=True)
+            logger.exception("old tasks could not be deleted")
         await asyncio.sleep(_PRUNE_PAUSE if pruned else _PRUNE_EVERY)

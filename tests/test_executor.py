@@ -192,7 +192,9 @@ async def test_cancel_ends_the_task_for_its_subscribers_and_keeps_the_text(
     assert turn.text == reply_text(stored) == "so far"
 
 
-async def test_cancel_ends_the_task_even_when_hermes_does_not_stop(bridge: StartBridge) -> None:
+async def test_cancel_ends_the_task_even_when_hermes_does_not_stop(
+    bridge: StartBridge, caplog: pytest.LogCaptureFixture
+) -> None:
     transport = ScriptedTransport(TextDelta("so far"), 30.0, Completed("never"))
     transport.deaf = True
     async with bridge(transport) as b, peer(b.url) as client:
@@ -203,6 +205,8 @@ async def test_cancel_ends_the_task_even_when_hermes_does_not_stop(bridge: Start
             if event.HasField("artifact_update") and not event.artifact_update.last_chunk:
                 await client.cancel_task(CancelTaskRequest(id=turn.task_id))
         assert turn.states[-1] == "CANCELED"
+    assert "did not stop" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 async def test_a_cancel_that_comes_too_late_leaves_the_task_completed(

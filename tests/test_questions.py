@@ -288,6 +288,19 @@ async def test_when_nobody_answers_the_turn_goes_on_without(
     assert after.question, "the conversation is free for its next turn"
 
 
+async def test_a_refusal_that_does_not_reach_hermes_is_told_in_one_line(
+    bridge: StartBridge, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport = ScriptedTransport(APPROVAL, asyncio.Event())
+    transport.refuses_answers = Unreachable("nobody there")
+    async with bridge(transport, QUESTION_TIMEOUT=0.1, DRAIN_TIMEOUT=0) as b, peer(b.url) as client:
+        await ask(client, "go")
+        async with asyncio.timeout(10):
+            while "could not be refused (nobody there)" not in caplog.text:
+                await asyncio.sleep(0.02)
+    assert "Traceback" not in caplog.text
+
+
 async def test_with_the_policy_deny_no_peer_is_asked_for_an_approval(bridge: StartBridge) -> None:
     transport = ScriptedTransport(APPROVAL, Answered(), CLARIFY, Answered(), Completed("done"))
     async with bridge(transport, APPROVALS="deny") as b, peer(b.url) as client:

@@ -168,6 +168,46 @@ async def _refused_first(client: Client, request: SendMessageRequest) -> Turn:
     return await send(client, request)
 
 
+async def test_a_message_that_found_no_room_is_run_when_it_is_sent_again(
+    bridge: StartBridge,
+) -> None:
+    go = asyncio.Event()
+    transport = ScriptedTransport(go, Completed("done"))
+    request = message("two", "ctx")
+    async with bridge(transport, MAX_RUNNING=1, MAX_WAITING=0) as b, peer(b.url) as client:
+        first = asyncio.create_task(ask(client, "one"))
+        while not transport.turns:
+            await asyncio.sleep(0.01)
+        refused = await send(client, same(request))
+        assert (refused.states[-1], refused.failure["kind"]) == ("REJECTED", "busy")
+        go.set()
+        await first
+        done = await send(client, same(request))
+        again = await send(client, same(request))
+    assert done.states[-1] == "COMPLETED"
+    assert again.task_id == done.task_id != refused.task_id
+    assert [turn.text for turn in transport.turns] == ["one", "two"]
+
+
+async def test_a_message_that_came_to_a_draining_bridge_is_run_by_the_next(
+    bridge: StartBridge,
+) -> None:
+    transport = ScriptedTransport(asyncio.Event())
+    request = message("two")
+    async with bridge(transport, MAX_RUNNING=1, DRAIN_TIMEOUT=0) as b, peer(b.url) as client:
+        turns = [asyncio.create_task(ask(client, "one"))]
+        while not transport.turns:
+            await asyncio.sleep(0.01)
+        turns.append(asyncio.create_task(send(client, same(request))))
+        while len(b._executor._runs) < 2:
+            await asyncio.sleep(0.01)
+        await b.__aexit__(None, None, None)
+        _, refused = await asyncio.gather(*turns)
+        assert (refused.states[-1], refused.failure["kind"]) == ("REJECTED", "draining")
+    async with bridge(ScriptedTransport(Completed("done"))) as b, peer(b.url) as client:
+        assert (await send(client, same(request))).text == "done"
+
+
 async def test_an_answer_that_is_sent_again_is_given_once(bridge: StartBridge) -> None:
     transport = ScriptedTransport(APPROVAL, Answered(), 0.1, Completed("done"))
     async with bridge(transport) as b, peer(b.url) as client:

@@ -15,11 +15,9 @@ from pathlib import Path
 import httpx
 
 from .books import Books, table
-from .peers import ACTS, ONLY_PLUGIN, Peer, kind_of
+from .peers import ACTS, FLOOD, WITH_QUESTIONS, Peer, failure_of
 from .world import World, faults, world
 
-FAULTS = frozenset({"interrupted", "draining"})
-"""Kinds of failure that kills and stops explain."""
 HANDS = 3
 """Things that each peer does at once."""
 
@@ -30,14 +28,17 @@ def say(text: str) -> None:
 
 async def soak(options: argparse.Namespace, folder: Path) -> bool:
     dice = random.Random(options.seed)
-    tokens = {f"peer{i}": f"{dice.getrandbits(128):032x}" for i in range(options.peers)}
+    names = [*(f"peer{i}" for i in range(options.peers)), "flooder"]
+    tokens = {name: f"{dice.getrandbits(128):032x}" for name in names}
     books = Books()
     say(f"starting Hermes and the bridge (seed {options.seed})")
     async with world(folder / "stack", options.transport, tokens, books.heard) as made:
         async with AsyncExitStack() as stack:
             peers = []
+            ordinary = WITH_QUESTIONS if options.transport == "plugin" else ACTS
             for name, token in tokens.items():
-                one = Peer(name, books, made, random.Random(dice.random()), folder)
+                acts = FLOOD if name == "flooder" else ordinary
+                one = Peer(name, books, made, random.Random(dice.random()), folder, acts=acts)
                 peers.append(await stack.enter_async_context(one.connected(token)))
             await _drive(options, made, peers, books, dice)
             say("all peers are done; settling the accounts")
@@ -83,8 +84,8 @@ async def _settle(books: Books, peers: list[Peer]) -> None:
         mine = [record for record in books.records if record.peer == peer.name]
         for record in mine:
             task = await peer.get(next(iter(record.task_ids), "none"))
-            record.settle(task, kind_of(task))
-            books.check(record, task, FAULTS)
+            record.settle(task, failure_of(task))
+            books.check(record, task, peer.excuses)
         stored, sent = Counter(await peer.all_tasks()), Counter(t for r in mine for t in r.task_ids)
         if stored != sent:
             books.problems.append(f"{peer.name}: {stored - sent} unasked, {sent - stored} lost")
@@ -108,7 +109,7 @@ def report(
     books: Books, made: World, metrics: Counter[tuple[str, str]], options: argparse.Namespace
 ) -> bool:
     print(f"\n{table(books)}\n")
-    _compare(books, books.ends(r for r in books.records if r.life == made.life), metrics)
+    _compare(books, books.ends(made.began), metrics)
     third, last = made.growth()
     print(f"\nmemory of the bridge: {third:.1f} MiB in the third quarter, {last:.1f} in the last")
     files = [sample.files for sample in made.samples] or [0]
@@ -144,7 +145,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("minutes", nargs="?", type=float, default=5.0, help="how long (5)")
     parser.add_argument("--seed", type=int, default=None, help="for the same choices again")
-    parser.add_argument("--peers", type=int, default=4, help="how many (4), three turns at once")
+    parser.add_argument("--peers", type=int, default=4, help="how many (4), and one that floods")
     parser.add_argument("--transport", choices=["plugin", "chat"], default="plugin")
     parser.add_argument(
         "--restarts", action="store_true", help="also stop (SIGTERM) and kill the bridge"
@@ -152,9 +153,6 @@ def main() -> int:
     options = parser.parse_args()
     if options.seed is None:
         options.seed = random.randrange(10**6)
-    if options.transport == "chat":
-        for act in ONLY_PLUGIN:
-            ACTS[act] = 0
     with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as folder:
         return 0 if asyncio.run(soak(options, Path(folder))) else 1
 

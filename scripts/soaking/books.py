@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from a2a.types import Task
 
 from tests.peers import reply_text, state
 
 ENDS = ("COMPLETED", "FAILED", "CANCELED", "REJECTED")
+SWEPT = "the agent was restarted during the turn"
 _MARK = re.compile(r"mk\d{6}x")
 
 
@@ -27,8 +29,6 @@ class Record:
     peer: str
     context: str
     mark: str
-    life: int
-    """Of the bridge, when it was sent."""
     may_ask_model: int = 1
     allowed: frozenset[str] = frozenset({"COMPLETED"})
     """Ends that are right besides those of a fault."""
@@ -41,9 +41,13 @@ class Record:
     """The answer that the peer was told with COMPLETED."""
     state: str = ""
     kind: str = ""
+    ended: float = 0.0
+    """When a turn of the bridge ended it, and not the next bridge at its start."""
 
-    def settle(self, task: Task, kind: str) -> None:
-        self.state, self.kind = state(task), kind
+    def settle(self, task: Task, failure: Mapping[str, Any]) -> None:
+        self.state, self.kind = state(task), str(failure.get("kind", ""))
+        if failure.get("message") != SWEPT:
+            self.ended = task.status.timestamp.ToNanoseconds() / 1e9
 
 
 class Books:
@@ -53,8 +57,8 @@ class Books:
         self.model: Counter[str] = Counter()
         self._contexts: dict[str, tuple[str, str]] = {}
 
-    def new(self, act: str, peer: str, context: str, life: int) -> Record:
-        record = Record(act, peer, context, f"mk{len(self.records):06d}x", life)
+    def new(self, act: str, peer: str, context: str) -> Record:
+        record = Record(act, peer, context, f"mk{len(self.records):06d}x")
         self._contexts[record.mark] = (peer, context)
         self.records.append(record)
         return record
@@ -92,8 +96,9 @@ class Books:
         if foreign := [mark for mark in marks(text) if self._contexts.get(mark) != mine]:
             self.wrong(record, f"holds {foreign} of another conversation")
 
-    def ends(self, records: Iterable[Record]) -> Counter[tuple[str, str]]:
-        return Counter((record.state, record.kind) for record in records)
+    def ends(self, since: float) -> Counter[tuple[str, str]]:
+        """How turns ended since that time, which is what `/metrics` of one bridge counts."""
+        return Counter((r.state, r.kind) for r in self.records if r.ended >= since)
 
 
 def table(books: Books) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -41,6 +42,7 @@ class World:
         self.running: Stack | None = None
         self.url = f"http://127.0.0.1:{environ['MOLECULE_HERMES_PORT']}"
         self.life = 0
+        self.began = 0.0
         self.hermes_kills = 0
         self.codes: list[int] = []
         """Exit codes of the bridge."""
@@ -48,6 +50,7 @@ class World:
         self.samples: list[Sample] = []
 
     async def start(self) -> None:
+        self.began = time.time()
         self.running = await self._stack.enter_async_context(up(self._environ, *self._options))
         self.life += 1
         self.samples = []
@@ -125,19 +128,18 @@ async def world(
 
 
 async def faults(world: World, dice: random.Random, until: float, restarts: bool, say: Say) -> None:
-    """Kills Hermes now and then, and with `restarts` stops or kills the bridge in between."""
+    """Kills Hermes now and then; with `restarts` kills and stops the bridge in between."""
+    bridge = [signal.SIGKILL, None, signal.SIGTERM, None] if restarts else [None]
     # Hermes waits long before it boots when it was started more than five times in two minutes.
-    pause, turn = min(30.0, (until - time.monotonic()) / 3), 0
-    while (left := until - time.monotonic() - pause / 2) > 0:
-        await asyncio.sleep(min(left, pause * dice.uniform(0.8, 1.2)))
+    pause = min(40.0, (until - time.monotonic()) / 3)
+    for number in itertools.cycle(bridge):
+        await asyncio.sleep(pause * dice.uniform(0.8, 1.2))
         if time.monotonic() + pause / 2 > until:
             return
-        turn += 1
-        if restarts and turn % 2:
-            number = dice.choice([signal.SIGTERM, signal.SIGKILL])
+        if number is None:
+            say("Hermes is killed")
+            world.kill_hermes()
+        else:
             say(f"the bridge gets {number.name}")
             await world.stop(number)
             await world.start()
-        else:
-            say("Hermes is killed")
-            world.kill_hermes()
