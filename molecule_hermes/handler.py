@@ -14,6 +14,7 @@ import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 from a2a.server.agent_execution import RequestContext, SimpleRequestContextBuilder
 from a2a.server.context import ServerCallContext
@@ -35,6 +36,7 @@ from a2a.types import (
     TaskState,
     TaskStatusUpdateEvent,
 )
+from a2a.utils._async_queue_compat import QueueShutDown
 from a2a.utils.errors import (
     A2AError,
     InternalError,
@@ -50,6 +52,7 @@ from molecule_hermes.errors import StorageFailure
 from molecule_hermes.questions import ASKED, asked_in
 from molecule_hermes.retries import Retries, SentBeforeError
 from molecule_hermes.store import TaskNotStored
+from molecule_hermes.stores.base import ENDED
 from molecule_hermes.updates import status_of
 
 __all__ = ["MAX_ID", "BridgeRequestHandler", "StoredContextBuilder"]
@@ -91,6 +94,11 @@ class StoredContextBuilder(SimpleRequestContextBuilder):
         if task_id and (stored := await self._store.get(task_id, context)):
             if any(message.message_id == message_id for message in stored.history):
                 raise SentBeforeError(task_id)
+            if stored.status.state in ENDED:
+                # As the SDK says it, too, but only after it opened queues that it never closes.
+                raise UnsupportedOperationError(
+                    f"Task {task_id} is in terminal state: {TaskState.Name(stored.status.state)}"
+                )
             if stored.status.state in _WORKING:
                 raise UnsupportedOperationError(
                     f"task {task_id} is still working; wait for it or cancel it, or send the "
@@ -131,6 +139,10 @@ class StoredContextBuilder(SimpleRequestContextBuilder):
 class BridgeRequestHandler(DefaultRequestHandler):
     """Peers get the protocol's errors; anything else stays in the log, under a reference."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._cancelling: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
     async def _setup_active_task(
         self, params: SendMessageRequest, call_context: ServerCallContext
     ) -> Any:
@@ -157,9 +169,13 @@ class BridgeRequestHandler(DefaultRequestHandler):
     async def on_cancel_task(
         self, params: CancelTaskRequest, context: ServerCallContext
     ) -> Task | None:
+        """One at a time for a task: a second one would stop the SDK while it closes the queues of
+        the first, and whoever subscribed would wait for ever."""
+        lock = self._cancelling.setdefault(params.id, asyncio.Lock())
         try:
-            with _nothing_leaks():
-                result: Task | None = await super().on_cancel_task(params, context)
+            async with lock:
+                with _nothing_leaks():
+                    result: Task | None = await super().on_cancel_task(params, context)
         except TaskNotStored as failure:
             return failure.task
         return result
@@ -272,6 +288,8 @@ def _nothing_leaks() -> Iterator[None]:
         yield
     except (A2AError, SentBeforeError, TaskNotStored, StopAsyncIteration):
         raise
+    except QueueShutDown as ended:
+        raise UnsupportedOperationError("the task has just ended") from ended
     except StorageFailure as failure:
         raise InternalError(f"{failure.message} ({failure.hint})") from failure
     except Exception as error:

@@ -28,6 +28,7 @@ _ENDS = {
     TaskState.TASK_STATE_CANCELED: "canceled",
     TaskState.TASK_STATE_AUTH_REQUIRED: "authorization required",
 }
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Printer:
@@ -163,8 +164,10 @@ class _Screen:
         self._unfinished: TextIO | None = None
 
     def text(self, text: str) -> None:
+        """As it is; but a terminal gets nothing that it would obey."""
         if text:
-            self._out.write(text)
+            shown = _CONTROL.sub(lambda c: _escaped(c[0]), text) if self._out.isatty() else text
+            self._out.write(shown)
             self._out.flush()
             self._unfinished = None if text.endswith("\n") else self._out
 

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from a2a.types import GetTaskRequest, ListTasksRequest, Task
+from a2a.types import (
+    Artifact,
+    GetTaskRequest,
+    ListTasksRequest,
+    Part,
+    StreamResponse,
+    Task,
+    TaskArtifactUpdateEvent,
+)
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
@@ -177,6 +185,24 @@ async def test_as_json_each_event_is_a_line_and_nothing_else_is_printed(
     events = [json.loads(line) for line in sent.out.splitlines()]
     assert events[-1]["statusUpdate"]["status"]["state"] == "TASK_STATE_COMPLETED"
     assert sent.err == ""
+
+
+@pytest.mark.parametrize(
+    ("terminal", "shown"),
+    [(True, "a\\x1b]52;c;eA==\\x07\n\tü"), (False, "a\x1b]52;c;eA==\x07\n\tü")],
+)
+def test_a_reply_does_not_steer_the_terminal_and_is_itself_in_a_pipe(
+    terminal: bool, shown: str
+) -> None:
+    class Out(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    out = Out()
+    part = Part(text="a\x1b]52;c;eA==\x07\n\tü")
+    update = TaskArtifactUpdateEvent(artifact=Artifact(artifact_id="reply", parts=[part]))
+    Printer(out, io.StringIO()).show(StreamResponse(artifact_update=update))
+    assert out.getvalue() == shown
 
 
 async def test_what_a_terminal_would_obey_is_shown_and_not_done(bridge: StartBridge) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from a2a.server.context import ServerCallContext
 from a2a.types import CancelTaskRequest, GetTaskRequest, Part, Task, TaskState
+from a2a.utils.errors import TaskNotCancelableError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -190,6 +191,24 @@ async def test_cancel_ends_the_task_for_its_subscribers_and_keeps_the_text(
         stored = await client.get_task(GetTaskRequest(id=turn.task_id))
     assert state(task) == state(stored) == turn.states[-1] == "CANCELED"
     assert turn.text == reply_text(stored) == "so far"
+
+
+async def test_cancelling_at_once_again_leaves_no_subscriber_waiting(bridge: StartBridge) -> None:
+    transport = ScriptedTransport(TextDelta("so far"), 30.0, Completed("never"))
+    async with bridge(transport) as b, peer(b.url) as client:
+        for _ in range(5):
+            stream = client.send_message(message("go"))
+            seen = Turn()
+            seen.add(await anext(stream))
+            request = CancelTaskRequest(id=seen.task_id)
+            both = [client.cancel_task(request) for _ in range(3)]
+            ended = await asyncio.gather(*both, return_exceptions=True)
+            async with asyncio.timeout(10):
+                async for event in stream:
+                    seen.add(event)
+            assert seen.states[-1] == "CANCELED"
+            assert sum(isinstance(task, Task) for task in ended) == 1
+            assert sum(isinstance(e, TaskNotCancelableError) for e in ended) == 2
 
 
 async def test_cancel_ends_the_task_even_when_hermes_does_not_stop(

@@ -10,7 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
+from a2a.server.agent_execution.active_task import ActiveTask
 from a2a.types import CancelTaskRequest, GetTaskRequest, ListTasksRequest, SubscribeToTaskRequest
+from a2a.utils._async_queue_compat import QueueShutDown
 from a2a.utils.errors import (
     A2AError,
     InternalError,
@@ -21,10 +23,11 @@ from a2a.utils.errors import (
 
 from molecule_hermes.client import message
 from molecule_hermes.errors import StartError, Unreachable
-from molecule_hermes.turns import Completed, TextDelta
+from molecule_hermes.turns import Completed, Question, TextDelta
 from tests.conftest import StartBridge
 from tests.fakes import (
     DONE,
+    Answered,
     FakeHermes,
     ScriptedTransport,
     answer,
@@ -141,6 +144,20 @@ async def test_a_second_subscriber_gets_the_state_so_far_and_the_rest(bridge: St
     assert first.states[-1] == second.states[-1] == "COMPLETED"
 
 
+async def test_messages_to_an_ended_task_leave_nothing_behind(bridge: StartBridge) -> None:
+    def queues() -> int:
+        return sum("_dispatch_loop" in repr(task) for task in asyncio.all_tasks())
+
+    async with bridge(ScriptedTransport(Completed("done"))) as b, peer(b.url) as client:
+        ended = await ask(client, "go")
+        for _ in range(5):
+            with pytest.raises(UnsupportedOperationError, match="terminal state"):
+                await ask(client, "more", task_id=ended.task_id)
+        async with asyncio.timeout(10):
+            while queues():
+                await asyncio.sleep(0.02)
+
+
 async def test_an_ended_task_cannot_be_cancelled_subscribed_to_or_written_to(
     bridge: StartBridge,
 ) -> None:
@@ -152,6 +169,22 @@ async def test_an_ended_task_cannot_be_cancelled_subscribed_to_or_written_to(
             await anext(client.subscribe(SubscribeToTaskRequest(id=turn.task_id)))
         with pytest.raises(UnsupportedOperationError):
             await ask(client, "more", task_id=turn.task_id)
+
+
+async def test_a_message_to_a_task_that_ends_meanwhile_is_told_so(
+    bridge: StartBridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    question = Question("q1", "approval", "may I?", ("once", "deny"))
+    transport = ScriptedTransport(question, Answered(), Completed("x"))
+    async with bridge(transport) as b, peer(b.url) as client:
+        asked = await ask(client, "hi")
+
+        async def closed(*_: object) -> None:
+            raise QueueShutDown
+
+        monkeypatch.setattr(ActiveTask, "enqueue_request", closed)
+        with pytest.raises(UnsupportedOperationError, match="just ended"):
+            await ask(client, "yes", task_id=asked.task_id)
 
 
 async def test_a_message_to_a_working_task_is_refused_and_not_dropped(bridge: StartBridge) -> None:

@@ -69,9 +69,14 @@ def remove(paths: Iterable[Path]) -> None:
 
 def read_file(path: str, *, cwd: Path, home: Path, limit: int, name: str = "") -> File:
     """A file the agent made, if it lies where the agent makes files and is not too large."""
-    resolved = Path(path).resolve()
-    shown = safe_name(name or _SAVED.sub("", resolved.name))
-    if not resolved.is_file() or not _made_by_agent(resolved, cwd.resolve(), home.resolve()):
+    shown = safe_name(name or _SAVED.sub("", Path(path).name))
+    try:
+        resolved = Path(path).resolve()
+        shown = safe_name(name or _SAVED.sub("", resolved.name))
+        mine = resolved.is_file() and _made_by_agent(resolved, cwd.resolve(), home.resolve())
+    except (OSError, RuntimeError, ValueError):  # too long, a loop of links, a NUL in it
+        mine = False
+    if not mine:
         raise FileRefusedError(f"the file {shown} is not available")
     limit = min(limit, MAX_FILE_BYTES)
     try:

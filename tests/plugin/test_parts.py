@@ -136,6 +136,14 @@ def test_only_files_the_agent_made_are_read(tmp_path: Path) -> None:
         assert not readable(hidden)
 
 
+@pytest.mark.parametrize("name", ["loop", "x" * 300, "a\0b"])
+def test_a_path_that_is_none_is_refused_like_any_other(tmp_path: Path, name: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(files.FileRefusedError, match="is not available") as refused:
+        files.read_file(f"{tmp_path}/{name}", cwd=tmp_path, home=tmp_path / "h", limit=10)
+    assert str(tmp_path) not in str(refused.value)
+
+
 def test_a_file_over_the_limit_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "big.png"
     path.write_bytes(bytes(11))
