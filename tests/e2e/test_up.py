@@ -217,7 +217,9 @@ async def test_readiness_follows_hermes_and_the_conversation_survives(
         await ask(client, "my animal is an otter", "restart")
         os.kill(stack.hermes_pid(), signal.SIGKILL)
         report = await stack.until_ready(False)
-        assert report["parts"]["gateway"]["ok"] is False  # type: ignore[index]
+        # Whichever is noticed first: that its port is closed, or that its process is gone.
+        failing = [name for name, part in report["parts"].items() if not part["ok"]]  # type: ignore[attr-defined]
+        assert set(failing) & {"gateway", "hermes"}
         waited = await ask(client, "anybody?", "restart")
         assert any("Hermes" in line and "trying again" in line for line in waited.progress)
         assert "You said: anybody?" in waited.text
