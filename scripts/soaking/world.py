@@ -111,6 +111,8 @@ async def world(
             MOLECULE_HERMES_MAX_WAITING_OF_PEER="10",
             MOLECULE_HERMES_QUESTION_TIMEOUT="5",
             MOLECULE_HERMES_DRAIN_TIMEOUT="3",
+            # What is remembered of messages grows until the first ones are forgotten.
+            MOLECULE_HERMES_RETRY_WINDOW="120",
             MOLECULE_HERMES_MAX_RESTARTS="1000",
             MOLECULE_HERMES_RESTART_WINDOW="10",
         )
