@@ -171,6 +171,11 @@ class Settings(BaseModel):
     max_waiting_of_peer: Annotated[int, Field(ge=0, le=100_000)] = _own(
         "MAX_WAITING_OF_PEER", 100, "turns of one peer that may wait, 0 or more"
     )
+    max_events: Count = _own(
+        "MAX_EVENTS",
+        1024,
+        "events that a subscriber may fall behind, 1 or more; then its stream is ended",
+    )
     retry_window: Annotated[float, Field(ge=0, le=7 * 86_400)] = _own(
         "RETRY_WINDOW",
         3600,

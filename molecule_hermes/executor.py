@@ -42,6 +42,7 @@ from molecule_hermes.errors import (
 )
 from molecule_hermes.metrics import Metrics
 from molecule_hermes.questions import ASKED, NotAnAnswerError, read_answer, refusal
+from molecule_hermes.queues import Signal
 from molecule_hermes.transports.base import QuestionGoneError, Transport
 from molecule_hermes.turns import (
     Cancelled,
@@ -83,9 +84,9 @@ class _Run:
     """Why the bridge itself stops the turn; the peer did not ask for that."""
     accepted: bool = False
     over: bool = False
-    rests: asyncio.Event = field(default_factory=asyncio.Event)
+    rests: Signal = field(default_factory=Signal)
     """Set while a question waits, and when the turn has ended: `execute` may return."""
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: Signal = field(default_factory=Signal)
     began: float = field(default_factory=time.monotonic)
     first_text: float | None = None
 

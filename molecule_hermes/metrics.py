@@ -43,6 +43,11 @@ class Metrics:
             ["status"],
             registry=self._registry,
         )
+        self._dropped = Counter(
+            "molecule_hermes_dropped_subscribers",
+            "Streams that were ended because their peer did not keep up",
+            registry=self._registry,
+        )
 
     def turn_ended(self, state: str, kind: str, seconds: float, first_text: float | None) -> None:
         self._turns.labels(state, kind).inc()
@@ -52,6 +57,9 @@ class Metrics:
 
     def responded(self, status: int) -> None:
         self._responses.labels(str(status)).inc()
+
+    def subscriber_dropped(self) -> None:
+        self._dropped.inc()
 
     def watch(self, name: str, what: str, figure: Callable[[], float]) -> None:
         """A figure that is asked for whenever somebody looks."""

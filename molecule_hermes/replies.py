@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, Self
 
 from molecule_hermes.errors import Draining, EmptyReply, InternalFailure, TurnFailure
-from molecule_hermes.mailbox import Mailbox
+from molecule_hermes.queues import Queue
 from molecule_hermes.turns import (
     Cancelled,
     Completed,
@@ -48,7 +48,7 @@ class Reply:
     def __init__(self, replies: Replies, message_id: str) -> None:
         self._replies = replies
         self.message_id = message_id
-        self._events: Mailbox[TurnEvent | None] = Mailbox()
+        self._events: Queue[TurnEvent | None] = Queue()
         self._early: dict[int, TurnEvent] = {}
         self._next = 0
         self.ended = False
@@ -103,7 +103,7 @@ class Reply:
         if len(self._early) > MAX_EARLY:
             self.give_up_gaps()
         elif self._early:
-            self._events.put(None)
+            self._events.put_nowait(None)
         return "taken"
 
     def _put_those_in_order(self) -> None:
@@ -112,7 +112,7 @@ class Reply:
             self._next += 1
 
     def _put(self, event: TurnEvent) -> None:
-        self._events.put(event)
+        self._events.put_nowait(event)
         if is_last(event):
             self.ended = True
             self._early.clear()

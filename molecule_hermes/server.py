@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import uvicorn
 from a2a.server.agent_execution import RequestContext
 from a2a.server.context import ServerCallContext
-from a2a.server.events.event_queue_v2 import EventQueueSource
 from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes, create_rest_routes
 from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH
 from starlette.applications import Starlette
@@ -25,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from molecule_hermes import __version__
+from molecule_hermes import __version__, event_flow
 from molecule_hermes.addresses import PublicOnly
 from molecule_hermes.card import build_card
 from molecule_hermes.config import Settings, is_loopback
@@ -123,6 +122,7 @@ class Bridge:
 
     def _app(self, store: Store, push: PushSender) -> Starlette:
         settings = self._settings
+        event_flow.install(settings.max_events, self.metrics.subscriber_dropped)
         parts = executor_parts(settings, self._transport)
         self._executor = HermesAgentProxyExecutor(self._transport, **parts, metrics=self.metrics)
         self._watch(parts["conversations"], push)
@@ -187,12 +187,8 @@ class Bridge:
     async def _give_up(self, task_id: str) -> None:
         """Stops a turn that nobody hears any more, because its task could not be stored."""
         self._retries.release(task_id)
-        queue = EventQueueSource()
-        try:
-            context = RequestContext(ServerCallContext(), task_id=task_id)
-            await self._executor.cancel(context, queue)
-        finally:
-            await queue.close(immediate=True)
+        context = RequestContext(ServerCallContext(), task_id=task_id)
+        await self._executor.cancel(context, event_flow.EventFlow())
 
     async def _figures(self, request: Request) -> Response:
         """Not among the open paths: with peer tokens it takes one."""
@@ -256,6 +252,7 @@ class _Served:
             log_level="warning",
             access_log=False,
             lifespan="off",
+            proxy_headers=False,
             timeout_graceful_shutdown=2 * _SHUTDOWN,
             server_header=False,
         )

@@ -201,6 +201,17 @@ async def test_a_peer_that_never_reads_slows_no_turn_not_even_its_own(
     assert "Traceback" not in caplog.text
 
 
+async def test_a_peer_that_falls_too_far_behind_is_let_go_and_counted(bridge: StartBridge) -> None:
+    transport = Flood()
+    async with bridge(transport, MAX_EVENTS=4) as b, peer(b.url) as client:
+        with deaf_peer(b.url, "flood"):
+            await until(lambda: transport.turns)
+            (task,) = await _all_ended(client)
+            figures = await _figures(b.url)
+    assert (state(task), reply_text(task)) == ("COMPLETED", "flooded")
+    assert figures["molecule_hermes_dropped_subscribers_total"] == 1
+
+
 async def test_peers_that_vanish_in_masses_leave_nothing_behind(
     bridge: StartBridge, caplog: pytest.LogCaptureFixture
 ) -> None:

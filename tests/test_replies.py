@@ -42,7 +42,7 @@ def final(text: str, seq: int | None = None, to: str = "m", **more: Any) -> Call
 
 
 def drained(reply: Reply) -> list[TurnEvent]:
-    events = [event for event in reply._events if event is not None]
+    events = [event for event in reply._events._items if event is not None]
     reply._events._items.clear()
     return events
 

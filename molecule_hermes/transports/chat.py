@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import io
 import json
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Self
 
 import aiohttp
-import httpx
-from httpx_aiohttp import AiohttpTransport
-from httpx_sse import EventSource, SSEError
 
 from molecule_hermes.errors import (
     AuthFailure,
@@ -31,10 +29,11 @@ from molecule_hermes.errors import (
     failure_from_model_error,
 )
 from molecule_hermes.features import features_of
-from molecule_hermes.mailbox import Mailbox
+from molecule_hermes.queues import Queue
 from molecule_hermes.transports.base import QuestionGoneError
 from molecule_hermes.transports.completions import (
     Chunk,
+    EventStream,
     StreamError,
     parse_chunk,
     parse_tool,
@@ -98,9 +97,11 @@ class ChatTransport:
         self._model = model
         self._system_prompt = system_prompt
         self._passing = (Busy, Draining, *((_NotThere,) if patient else ()))
-        self._timeout = httpx.Timeout(_SILENCE, connect=connect_timeout, pool=None)
+        self._timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=connect_timeout, sock_read=_SILENCE
+        )
         self._readers: dict[str, asyncio.Task[None]] = {}
-        self._client: httpx.AsyncClient | None = None
+        self._session: aiohttp.ClientSession | None = None
 
     def __repr__(self) -> str:
         return f"ChatTransport({self._base_url!r})"
@@ -110,42 +111,44 @@ class ChatTransport:
         return len(self._readers)
 
     async def __aenter__(self) -> Self:
-        # A new client per turn would load the TLS store each time, about 40 ms of CPU.
-        # 0, because None leaves aiohttp's own limit of 100 in force.
-        limits = httpx.Limits(max_connections=0, max_keepalive_connections=100)
-        self._client = httpx.AsyncClient(
-            transport=AiohttpTransport(limits=limits),
+        # A new session per turn would load the TLS store each time, about 40 ms of CPU.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),
             timeout=self._timeout,
             headers={"Authorization": f"Bearer {self._api_key}"} if self._api_key else {},
         )
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     async def check(self) -> None:
         """`/models` needs the API key, so a wrong one shows here and not on the first turn."""
+        limit = aiohttp.ClientTimeout(total=5.0)
         try:
-            response = await self._open_client().get(f"{self._base_url}/models", timeout=5.0)
-        except httpx.HTTPError as error:
+            url = f"{self._base_url}/models"
+            async with self._open_session().get(url, timeout=limit) as response:
+                status = response.status
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise self._unreachable() from error
-        if response.status_code != 200:
-            raise _refusal(response.status_code)
+        if status != 200:
+            raise _refusal(status)
 
     async def run(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
-        """Yields what the reader task puts into the mailbox.
+        """Yields what the reader task puts into the queue.
 
         The reader is a task of its own so that a cancel reaches the socket, and never the
         consumer in the middle of handling an event.
         """
-        mailbox: Mailbox[TurnEvent] = Mailbox()
-        reader = asyncio.create_task(self._read(turn, mailbox), name=f"chat:{turn.message_id}")
+        events: Queue[TurnEvent] = Queue()
+        reader = asyncio.create_task(self._read(turn, events), name=f"chat:{turn.message_id}")
         self._readers[turn.message_id] = reader
         try:
             while True:
-                event = await mailbox.get()
+                event = await events.get()
                 yield event
                 if is_last(event):
                     return
@@ -164,21 +167,21 @@ class ChatTransport:
         """Hermes has no way to ask here: a dangerous command is refused by its tool."""
         raise QuestionGoneError(question_id)
 
-    async def _read(self, turn: Turn, mailbox: Mailbox[TurnEvent]) -> None:
+    async def _read(self, turn: Turn, events: Queue[TurnEvent]) -> None:
         last: TurnEvent
         try:
-            last = await self._request(turn, mailbox)
+            last = await self._request(turn, events)
         except asyncio.CancelledError:
-            mailbox.put(Cancelled())
+            events.put_nowait(Cancelled())
             raise
         except TurnFailure as failure:
             last = Failed(failure)
         except Exception:
             logger.exception("turn %s failed in the chat transport", turn.message_id)
             last = Failed(InternalFailure())
-        mailbox.put(last)
+        events.put_nowait(last)
 
-    async def _request(self, turn: Turn, mailbox: Mailbox[TurnEvent]) -> Completed:
+    async def _request(self, turn: Turn, events: Queue[TurnEvent]) -> Completed:
         if len(turn.text) > MAX_TEXT:
             raise TooLarge(
                 f"the message has {len(turn.text):,} characters; Hermes takes {MAX_TEXT:,}"
@@ -187,11 +190,11 @@ class ChatTransport:
         wait = _FIRST_RETRY
         while True:
             try:
-                return await self._attempt(turn, body, mailbox)
+                return await self._attempt(turn, body, events)
             except self._passing as failure:
                 # Refused before anything ran, so trying again cannot run the turn twice. The
                 # executor bounds the whole by the turn's time.
-                mailbox.put(Notice(f"{failure.message}; trying again in {wait:g} s"))
+                events.put_nowait(Notice(f"{failure.message}; trying again in {wait:g} s"))
                 await asyncio.sleep(wait)
                 wait = min(wait * 2, _LAST_RETRY)
 
@@ -209,38 +212,35 @@ class ChatTransport:
             )
         return body
 
-    async def _attempt(self, turn: Turn, body: bytes, mailbox: Mailbox[TurnEvent]) -> Completed:
-        reply = _Reply(mailbox)
+    async def _attempt(self, turn: Turn, body: bytes, events: Queue[TurnEvent]) -> Completed:
+        reply = _Reply(events)
         try:
-            async with self._open_client().stream(
-                "POST",
+            async with self._open_session().post(
                 f"{self._base_url}/chat/completions",
-                content=_pieces(body),
+                # As a file it is written in pieces: with images it may have many megabytes.
+                data=io.BytesIO(body),
                 headers={
-                    "Content-Length": str(len(body)),
                     "Content-Type": "application/json",
                     "X-Hermes-Session-Id": turn.conversation,
                 },
             ) as response:
-                if response.status_code != 200:
-                    raise _refusal(response.status_code, await _error_text(response))
-                return await reply.read(response)
-        except (StreamError, SSEError) as error:
+                return await reply.read(await _stream(response))
+        except StreamError as error:
             raise InternalFailure(
                 "Hermes answered something that is not a chat completion",
                 hint="check that HERMES_API_BASE is a Hermes API server",
             ) from error
-        except httpx.ReadTimeout as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise self._unreachable() from error  # nothing of the request left
+        except TimeoutError as error:
             raise TurnTimeout(f"Hermes was silent for {_SILENCE:g} s") from error
-        except httpx.HTTPError as error:
-            if _never_connected(error):
-                raise self._unreachable() from error
+        except aiohttp.ClientError as error:
             raise Interrupted("the stream from Hermes broke off") from error
 
-    def _open_client(self) -> httpx.AsyncClient:
-        if self._client is None:
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
             raise Draining("the transport is closed")
-        return self._client
+        return self._session
 
     def _unreachable(self) -> Unreachable:
         return _NotThere(f"Hermes does not answer at {self._base_url}")
@@ -253,32 +253,33 @@ class _Reply:
     before a tool call is interim: the text after the last one is the answer.
     """
 
-    def __init__(self, mailbox: Mailbox[TurnEvent]) -> None:
-        self._mailbox = mailbox
+    def __init__(self, events: Queue[TurnEvent]) -> None:
+        self._events = events
         self._segment: list[str] = []
         self._interim = ""
         self._size = 0
 
-    async def read(self, response: httpx.Response) -> Completed:
-        source = EventSource(response)
+    async def read(self, content: aiohttp.StreamReader) -> Completed:
+        events = EventStream()
         finish: Chunk | None = None
-        async for event in source.aiter_sse():
-            if event.event == "hermes.tool.progress":
-                self._tool(parse_tool(event.data))
-            elif event.data.strip() == "[DONE]":
-                break
-            elif event.event == "message" and event.data:
-                chunk = parse_chunk(event.data)
-                self._text(chunk.text)
-                if chunk.finish_reason:
-                    finish = chunk
+        async for received in content.iter_any():
+            for name, data in events.feed(received):
+                if name == "hermes.tool.progress":
+                    self._tool(parse_tool(data))
+                elif data.strip() == "[DONE]":
+                    return self._end(finish)
+                elif name == "message" and data:
+                    chunk = parse_chunk(data)
+                    self._text(chunk.text)
+                    if chunk.finish_reason:
+                        finish = chunk
         return self._end(finish)
 
     def _tool(self, progress: ToolProgress) -> None:
         if progress.phase == "start" and self._segment:
             self._interim = "".join(self._segment)
             self._segment.clear()
-        self._mailbox.put(progress)
+        self._events.put_nowait(progress)
 
     def _text(self, text: str) -> None:
         first = not self._segment
@@ -290,7 +291,7 @@ class _Reply:
         if self._size > MAX_REPLY:
             raise TooLarge("the reply is too long to pass on", hint="ask for less at once")
         self._segment.append(text)
-        self._mailbox.put(TextDelta(text, replace=first and bool(self._interim)))
+        self._events.put_nowait(TextDelta(text, replace=first and bool(self._interim)))
 
     def _end(self, finish: Chunk | None) -> Completed:
         if finish is None:
@@ -299,18 +300,12 @@ class _Reply:
         if finish.finish_reason == "error":
             raise failure_from_model_error(finish.error)
         if finish.finish_reason == "length":
-            self._mailbox.put(Notice("the reply was cut at the model's output limit"))
+            self._events.put_nowait(Notice("the reply was cut at the model's output limit"))
         if not text.strip():
             raise EmptyReply()
         if _FILE_NAMED.search(text):
-            self._mailbox.put(Notice("files cannot be handed over by chat completions"))
+            self._events.put_nowait(Notice("files cannot be handed over by chat completions"))
         return Completed(text, finish.usage)
-
-
-def _never_connected(error: httpx.HTTPError) -> bool:
-    """Whether nothing of the request left; httpx-aiohttp calls a lost connection the same."""
-    cause = error.__cause__
-    return isinstance(cause, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
 
 
 def _content(turn: Turn) -> str | list[dict[str, Any]]:
@@ -323,12 +318,6 @@ def _content(turn: Turn) -> str | list[dict[str, Any]]:
         url = f"data:{image.media_type};base64,{data}"
         parts.append({"type": "image_url", "image_url": {"url": url}})
     return parts
-
-
-async def _pieces(body: bytes, size: int = 2**16) -> AsyncIterator[bytes]:
-    """A body with images in it, written in one go, would hold up the event loop."""
-    for start in range(0, len(body), size):
-        yield body[start : start + size]
 
 
 _REFUSALS: Mapping[int, Callable[[], TurnFailure]] = {
@@ -354,10 +343,18 @@ def _refusal(status: int, detail: str = "") -> TurnFailure:
     return BadRequest(f"Hermes refused the message: {detail}" if detail else "", hint="")
 
 
-async def _error_text(response: httpx.Response, limit: int = 64 * 1024) -> str:
+async def _stream(response: aiohttp.ClientResponse) -> aiohttp.StreamReader:
+    if response.status != 200:
+        raise _refusal(response.status, await _error_text(response))
+    if response.content_type != "text/event-stream":
+        raise StreamError("not a stream of events")
+    return response.content
+
+
+async def _error_text(response: aiohttp.ClientResponse, limit: int = 64 * 1024) -> str:
     """What an error body says, read up to a limit."""
     body = bytearray()
-    async for piece in response.aiter_bytes():
+    async for piece in response.content.iter_any():
         body += piece
         if len(body) >= limit:
             break

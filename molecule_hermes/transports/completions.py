@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from molecule_hermes.errors import redact
 from molecule_hermes.turns import ToolProgress, Usage
 
-__all__ = ["Chunk", "StreamError", "parse_chunk", "parse_tool", "readable"]
+__all__ = ["Chunk", "EventStream", "StreamError", "parse_chunk", "parse_tool", "readable"]
 
 _PREVIEW = 200
+_MAX_EVENT = 16 * 2**20
 
 
 class StreamError(ValueError):
@@ -24,6 +26,37 @@ class Chunk:
     finish_reason: str = ""
     error: str = ""
     usage: Usage = field(default_factory=Usage)
+
+
+class EventStream:
+    """Server-sent events out of bytes, however these were cut: their name and their data."""
+
+    def __init__(self) -> None:
+        self._line = b""
+        self._name = ""
+        self._data: list[str] = []
+        self._size = 0
+
+    def feed(self, received: bytes) -> Iterator[tuple[str, str]]:
+        """The events that are complete; raises `StreamError` when one has no end."""
+        *lines, self._line = (self._line + received).split(b"\n")
+        for line in lines:
+            if line := line.removesuffix(b"\r"):
+                self._field(line)
+            elif self._data:
+                yield self._name or "message", "\n".join(self._data)
+                self._name, self._data, self._size = "", [], 0
+        if self._size + len(self._line) > _MAX_EVENT:
+            raise StreamError("an event without an end")
+
+    def _field(self, line: bytes) -> None:
+        name, _, value = line.decode("utf-8", "replace").partition(":")
+        value = value.removeprefix(" ")
+        if name == "data":
+            self._data.append(value)
+            self._size += len(value)
+        elif name == "event":
+            self._name = value
 
 
 def parse_chunk(data: str) -> Chunk:
