@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 
 from a2a.server.jsonrpc_models import JSONParseError
 from a2a.server.request_handlers.response_helpers import build_error_response
@@ -91,7 +91,7 @@ class LineGuard:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         streams = False
 
         async def escape(message: Message) -> None:
@@ -103,7 +103,7 @@ class LineGuard:
                     message["body"] = message.get("body", b"").replace(raw, escaped)
             await send(message)
 
-        await self._app(scope, receive, escape)
+        return self._app(scope, receive, escape)
 
 
 _LINE_ENDS = tuple((c.encode(), f"\\u{ord(c):04x}".encode()) for c in "\x85\u2028\u2029")
@@ -124,39 +124,39 @@ class BodyGuard:
         self._timeout = timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] not in ("POST", "PUT", "PATCH"):
-            await self._app(scope, receive, send)
-            return
-        headers = HTTPConnection(scope).headers
-        refusal = self._refuse_unread(headers)
-        body = b""
-        if refusal is None:
+        if scope["type"] == "http" and scope["method"] in ("POST", "PUT", "PATCH"):
             try:
-                async with asyncio.timeout(self._timeout):
-                    body = await self._read(receive)
-            except TimeoutError:
-                refusal = 408, InvalidRequestError("the body did not arrive in time")
-            except _TooLargeError:
-                refusal = self._too_large()
+                receive = await self._checked(scope, receive)
+            except _RefusedError as refused:
+                await self._refuse(scope, *refused.args)(scope, receive, send)
+                return
             except ClientDisconnect:
                 return
-        if refusal is None and body and not _is_json(headers.get("content-type", "")):
-            refusal = 415, ContentTypeNotSupportedError("send application/json")
-        elif refusal is None and body and not _is_readable(body):
-            refusal = 400, InvalidRequestError("the body is not JSON that can be read")
-        if refusal is not None:
-            await self._refuse(scope, *refusal)(scope, receive, send)
-            return
-        await self._app(scope, _replay(body, receive), send)
+        await self._app(scope, receive, send)
 
-    def _refuse_unread(self, headers: Mapping[str, str]) -> tuple[int, A2AError] | None:
+    async def _checked(self, scope: Scope, receive: Receive) -> Receive:
+        """What receives the body that has been read and found good."""
+        headers = HTTPConnection(scope).headers
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self._limit:
-            return self._too_large()
-        return None
+            raise self._too_large()
+        try:
+            async with asyncio.timeout(self._timeout):
+                body = await self._read(receive)
+        except TimeoutError:
+            raise _RefusedError(
+                408, InvalidRequestError("the body did not arrive in time")
+            ) from None
+        if body and not _is_json(headers.get("content-type", "")):
+            raise _RefusedError(415, ContentTypeNotSupportedError("send application/json"))
+        if body and not _is_readable(body):
+            raise _RefusedError(400, InvalidRequestError("the body is not JSON that can be read"))
+        return _replay(body, receive)
 
-    def _too_large(self) -> tuple[int, A2AError]:
-        return 413, InvalidRequestError(f"the body is larger than {self._limit} bytes")
+    def _too_large(self) -> _RefusedError:
+        return _RefusedError(
+            413, InvalidRequestError(f"the body is larger than {self._limit} bytes")
+        )
 
     async def _read(self, receive: Receive) -> bytes:
         body = bytearray()
@@ -166,7 +166,7 @@ class BodyGuard:
                 raise ClientDisconnect
             body += message.get("body", b"")
             if len(body) > self._limit:
-                raise _TooLargeError
+                raise self._too_large()
             if not message.get("more_body"):
                 return bytes(body)
 
@@ -181,8 +181,8 @@ class BodyGuard:
         return JSONResponse(payload, status)
 
 
-class _TooLargeError(Exception):
-    pass
+class _RefusedError(Exception):
+    """With the status, and what is told."""
 
 
 def _is_json(content_type: str) -> bool:
@@ -204,13 +204,12 @@ def _is_readable(body: bytes) -> bool:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    sent = False
+    """Gives the body once, and does not hold it longer."""
+    bodies = [body]
 
     async def replay() -> Message:
-        nonlocal sent
-        if sent:
+        if not bodies:
             return await receive()
-        sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return {"type": "http.request", "body": bodies.pop(), "more_body": False}
 
     return replay

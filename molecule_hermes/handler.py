@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -36,7 +36,6 @@ from a2a.types import (
     TaskState,
     TaskStatusUpdateEvent,
 )
-from a2a.utils._async_queue_compat import QueueShutDown
 from a2a.utils.errors import (
     A2AError,
     InternalError,
@@ -50,6 +49,7 @@ from molecule_hermes.artifacts import last_update
 from molecule_hermes.attachments import without_bytes
 from molecule_hermes.errors import StorageFailure
 from molecule_hermes.questions import ASKED, asked_in
+from molecule_hermes.queues import QueueShutDown
 from molecule_hermes.retries import Retries, SentBeforeError
 from molecule_hermes.store import TaskNotStored
 from molecule_hermes.stores.base import ENDED
@@ -282,17 +282,26 @@ async def _guarded(events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, Non
         began = True
 
 
-@contextmanager
-def _nothing_leaks() -> Iterator[None]:
-    try:
-        yield
-    except (A2AError, SentBeforeError, TaskNotStored, StopAsyncIteration):
-        raise
-    except QueueShutDown as ended:
-        raise UnsupportedOperationError("the task has just ended") from ended
-    except StorageFailure as failure:
-        raise InternalError(f"{failure.message} ({failure.hint})") from failure
-    except Exception as error:
-        reference = uuid.uuid4().hex[:12]
-        logger.exception("a request failed (reference %s)", reference)
-        raise InternalError(f"internal error, reference {reference}") from error
+class _nothing_leaks:  # noqa: N801 - used like a function
+    """Turns what is raised inside into an error of the protocol, without the exception's text.
+
+    A class, because a generator would be held by every turn for as long as it runs.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        match error:
+            case None | A2AError() | SentBeforeError() | TaskNotStored() | StopAsyncIteration():
+                return
+            case QueueShutDown():
+                raise UnsupportedOperationError("the task has just ended") from error
+            case StorageFailure():
+                raise InternalError(f"{error.message} ({error.hint})") from error
+            case Exception():
+                reference = uuid.uuid4().hex[:12]
+                logger.error("a request failed (reference %s)", reference, exc_info=error)
+                raise InternalError(f"internal error, reference {reference}") from error

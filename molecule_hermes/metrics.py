@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -77,10 +77,10 @@ class CountResponses:
         self._app = app
         self._metrics = metrics
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         async def count(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._metrics.responded(message["status"])
             await send(message)
 
-        await self._app(scope, receive, count)
+        return self._app(scope, receive, count)

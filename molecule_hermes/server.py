@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -16,12 +16,12 @@ from a2a.server.agent_execution import RequestContext
 from a2a.server.context import ServerCallContext
 from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes, create_rest_routes
 from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH
-from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from molecule_hermes import __version__, event_flow
@@ -120,7 +120,7 @@ class Bridge:
         )
         return url
 
-    def _app(self, store: Store, push: PushSender) -> Starlette:
+    def _app(self, store: Store, push: PushSender) -> ASGIApp:
         settings = self._settings
         event_flow.install(settings.max_events, self.metrics.subscriber_dropped)
         parts = executor_parts(settings, self._transport)
@@ -142,12 +142,18 @@ class Bridge:
         routes: list[BaseRoute] = [*create_agent_card_routes(card), *self._probes()]
         routes.append(Route("/metrics", self._figures))
         for path in rpc_paths:
-            routes += create_jsonrpc_routes(handler, path, enable_v0_3_compat=settings.compat_v03)
+            (route,) = create_jsonrpc_routes(handler, path, enable_v0_3_compat=settings.compat_v03)
+            routes.append(Route(path, _Endpoint(route.endpoint), methods=["POST"]))
         for prefix in sorted({path.rstrip("/") for path in rpc_paths}, reverse=True):
             routes += create_rest_routes(
                 handler, enable_v0_3_compat=settings.compat_v03, path_prefix=prefix
             )
-        return Starlette(routes=routes, middleware=self._guards(rpc_paths))
+        # Not in a Starlette, which would catch what is caught here and in uvicorn, in six frames
+        # and closures more for as long as a turn runs.
+        app: ASGIApp = Router(routes)
+        for guard, args, more in reversed(self._guards(rpc_paths)):
+            app = guard(app, *args, **more)
+        return app
 
     def _guards(self, rpc_paths: list[str]) -> list[Middleware]:
         settings = self._settings
@@ -241,12 +247,25 @@ def _rpc_paths(url: str) -> list[str]:
     return ["/", prefix, f"{prefix}/"] if prefix else ["/"]
 
 
+class _Endpoint:
+    """A function that answers requests, as an application. Starlette would do the same with six
+    frames more, which a turn holds for as long as it runs."""
+
+    def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._answer(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+
 class _Served:
     """uvicorn for the life of an `async with`, leaving signals to whoever runs the process."""
 
-    def __init__(self, app: Starlette, listener: socket.socket) -> None:
+    def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
         config = uvicorn.Config(
             app,
+            interface="asgi3",
             http=_BoundedHead,
             log_config=None,
             log_level="warning",
