@@ -48,6 +48,9 @@ logger = logging.getLogger(__name__)
 
 PROBES = ("/livez", "/readyz", "/startupz", "/healthz")
 _SHUTDOWN = 5
+_KEEP_ALIVE = 75
+"""Seconds, more than clients keep a connection (httpx 5, aiohttp 15): who closes it while the other
+sends a message on it loses that message."""
 _MAX_HEAD = 2**19
 """More than one read from the socket, which may end in the middle of a head."""
 
@@ -272,6 +275,7 @@ class _Served:
             access_log=False,
             lifespan="off",
             proxy_headers=False,
+            timeout_keep_alive=_KEEP_ALIVE,
             timeout_graceful_shutdown=2 * _SHUTDOWN,
             server_header=False,
         )

@@ -134,8 +134,8 @@ async def one_round(
         if name not in ("sdk-sqlite", "earlier"):
             figures.add("ms/turn", name, await server.peers.latency(options.turns) * 1e3)
     for name in BRIDGES:
-        for deltas in (2000, 8000):
-            for _ in range(options.streams):
+        for _ in range(options.streams):
+            for deltas in (2000, 8000):
                 took = await servers[name].peers.streamed(f"deltas {deltas}")
                 figures.add(f"{deltas:,} deltas", name, took)
 

@@ -28,6 +28,8 @@ from a2a.server.tasks import InMemoryTaskStore, TaskStore, TaskUpdater
 from a2a.types import (
     AgentCapabilities,
     AgentCard,
+    AgentInterface,
+    AgentSkill,
     Task,
     TaskState,
     TaskStatus,
@@ -104,12 +106,31 @@ async def _sdk_store(name: str, folder: str) -> AsyncIterator[TaskStore]:
 
 
 async def _baseline(name: str, port: int, folder: str) -> None:
-    card = AgentCard(name=name, capabilities=AgentCapabilities(streaming=True))
+    card = AgentCard(
+        name=name,
+        description="a baseline",
+        version="1",
+        supported_interfaces=[
+            AgentInterface(
+                url=f"http://127.0.0.1:{port}/", protocol_binding="JSONRPC", protocol_version="1.0"
+            )
+        ],
+        capabilities=AgentCapabilities(streaming=True),
+        default_input_modes=["text/plain"],
+        default_output_modes=["text/plain"],
+        skills=[AgentSkill(id="echo", name="echo", description="says it again", tags=["echo"])],
+    )
     async with _sdk_store(name, folder) as store:
         handler = DefaultRequestHandler(Earlier() if name == "earlier" else Echo(), store, card)
         app = Starlette(routes=create_jsonrpc_routes(handler, "/"))
         config = uvicorn.Config(
-            app, port=port, http="httptools", log_level="error", access_log=False, lifespan="off"
+            app,
+            port=port,
+            http="httptools",
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=75,
         )
         await uvicorn.Server(config).serve()
 
