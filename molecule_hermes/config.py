@@ -165,11 +165,22 @@ class Settings(BaseModel):
         "RESTART_WINDOW", 300, "seconds; after more deaths of Hermes than that, `up` gives up"
     )
     max_running: Count = _own("MAX_RUNNING", 10, "turns at once, 1 or more")
+    max_running_of_peer: Annotated[int, Field(ge=0, le=100_000)] = _own(
+        "MAX_RUNNING_OF_PEER",
+        0,
+        "turns of one peer at once; 0: with several peers one less than MAX_RUNNING, so that none "
+        "takes every place",
+    )
     max_waiting: Annotated[int, Field(ge=0, le=100_000)] = _own(
         "MAX_WAITING", 200, "turns that may wait, 0 or more; then peers are told `busy`"
     )
     max_waiting_of_peer: Annotated[int, Field(ge=0, le=100_000)] = _own(
         "MAX_WAITING_OF_PEER", 100, "turns of one peer that may wait, 0 or more"
+    )
+    max_waiting_bytes: Annotated[int, Field(ge=0, le=2**40)] = _own(
+        "MAX_WAITING_BYTES",
+        64 * 2**20,
+        "bytes of text and files of all turns that wait, half of them one peer's at most",
     )
     max_events: Count = _own(
         "MAX_EVENTS",

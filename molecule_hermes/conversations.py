@@ -18,10 +18,11 @@ __all__ = ["Conversations", "Slot"]
 class Slot:
     """A turn's place in line. Leave it with `async with`, whatever happens."""
 
-    def __init__(self, line: Conversations, conversation: str, peer: str) -> None:
+    def __init__(self, line: Conversations, conversation: str, peer: str, size: int) -> None:
         self._line = line
         self.conversation = conversation
         self.peer = peer
+        self.size = size
         self._turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     @property
@@ -55,17 +56,28 @@ class Slot:
 
 class Conversations:
     def __init__(
-        self, max_running: int = 10, max_waiting: int = 200, max_waiting_of_peer: int = 100
+        self,
+        max_running: int = 10,
+        max_waiting: int = 200,
+        max_waiting_of_peer: int = 100,
+        *,
+        max_running_of_peer: int = 0,
+        max_waiting_bytes: int = 64 * 2**20,
     ) -> None:
+        """Of the bytes that wait, half may be one peer's. 0 of a peer: as many as run at all."""
         self._max_running = max_running
         self._max_waiting = max_waiting
         self._max_waiting_of_peer = max_waiting_of_peer
+        self._max_running_of_peer = max_running_of_peer or max_running
+        self._max_waiting_bytes = max_waiting_bytes
         self._running: dict[str, Slot] = {}
         self._lines: dict[str, deque[Slot]] = {}
         """Who waits, by conversation."""
         self._ready: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
         """Conversations with somebody in line and nobody running, by peer, in turn."""
+        self._running_of: Counter[str] = Counter()
         self._waiting_of: Counter[str] = Counter()
+        self._bytes_of: Counter[str] = Counter()
         self._closed: TurnFailure | None = None
 
     @property
@@ -76,15 +88,20 @@ class Conversations:
     def waiting(self) -> int:
         return self._waiting_of.total()
 
-    def enter(self, conversation: str, peer: str = "") -> Slot:
-        """Puts a turn in line; raises `Busy` when the line is full, `Draining` when closed."""
+    @property
+    def waiting_bytes(self) -> int:
+        return self._bytes_of.total()
+
+    def enter(self, conversation: str, peer: str = "", size: int = 0) -> Slot:
+        """Puts a turn of `size` bytes in line; raises `Busy` when the line is full, `Draining`
+        when closed."""
         if self._closed is not None:
             raise self._closed
-        slot = Slot(self, conversation, peer)
-        if conversation not in self._running and len(self._running) < self._max_running:
+        slot = Slot(self, conversation, peer, size)
+        if conversation not in self._running and self._has_place(peer):
             self._start(slot)
         else:
-            self._refuse_if_full(peer)
+            self._refuse_if_full(slot)
             self._wait(slot)
         return slot
 
@@ -95,31 +112,45 @@ class Conversations:
         self._lines.clear()
         self._ready.clear()
         self._waiting_of.clear()
+        self._bytes_of.clear()
         for slot in waiting:
             slot._refuse(self._closed)
 
-    def _refuse_if_full(self, peer: str) -> None:
+    def _has_place(self, peer: str) -> bool:
+        free = len(self._running) < self._max_running
+        return free and self._running_of[peer] < self._max_running_of_peer
+
+    def _refuse_if_full(self, slot: Slot) -> None:
+        of_peer = self._waiting_of[slot.peer]
+        bytes_of_peer = self._bytes_of[slot.peer] + slot.size
         if self.waiting >= self._max_waiting:
             what = f"{self.running} turns run and {self.waiting} wait already"
-        elif self._waiting_of[peer] >= self._max_waiting_of_peer:
-            what = f"{self._waiting_of[peer]} of your turns wait already"
+        elif of_peer >= self._max_waiting_of_peer:
+            what = f"{of_peer} of your turns wait already"
+        elif bytes_of_peer > self._max_waiting_bytes // 2:
+            what = f"your turns that wait would have {bytes_of_peer:,} bytes"
+        elif self.waiting_bytes + slot.size > self._max_waiting_bytes:
+            what = f"the turns that wait have {self.waiting_bytes:,} bytes already"
         else:
             return
         raise Busy(what, hint="try again in 5 seconds")
 
     def _start(self, slot: Slot) -> None:
         self._running[slot.conversation] = slot
+        self._running_of[slot.peer] += 1
         slot._start()
 
     def _wait(self, slot: Slot) -> None:
         self._lines.setdefault(slot.conversation, deque()).append(slot)
         self._waiting_of[slot.peer] += 1
+        self._bytes_of[slot.peer] += slot.size
         if slot.conversation not in self._running:
             self._ready.setdefault(slot.peer, OrderedDict())[slot.conversation] = None
 
     def _leave(self, slot: Slot) -> None:
         if self._running.get(slot.conversation) is slot:
             del self._running[slot.conversation]
+            _subtract(self._running_of, slot.peer, 1)
             if slot.conversation in self._lines:
                 self._ready.setdefault(slot.peer, OrderedDict())[slot.conversation] = None
         elif slot in self._lines.get(slot.conversation, ()):
@@ -129,7 +160,8 @@ class Conversations:
     def _take_out(self, slot: Slot) -> None:
         line = self._lines[slot.conversation]
         line.remove(slot)
-        self._waiting_of[slot.peer] -= 1
+        _subtract(self._waiting_of, slot.peer, 1)
+        _subtract(self._bytes_of, slot.peer, slot.size)
         if not line:
             del self._lines[slot.conversation]
             self._not_ready(slot)
@@ -142,11 +174,17 @@ class Conversations:
                 del self._ready[slot.peer]
 
     def _start_those_who_may(self) -> None:
-        while self._ready and len(self._running) < self._max_running:
-            peer, ready = next(iter(self._ready.items()))
-            slot = self._lines[next(iter(ready))][0]
+        while (peer := next(filter(self._has_place, self._ready), None)) is not None:
+            slot = self._lines[next(iter(self._ready[peer]))][0]
             self._not_ready(slot)
             self._take_out(slot)
             self._start(slot)
             if peer in self._ready:
                 self._ready.move_to_end(peer)
+
+
+def _subtract(counter: Counter[str], name: str, count: int) -> None:
+    """Names without a count are not kept."""
+    counter[name] -= count
+    if not counter[name]:
+        del counter[name]

@@ -250,7 +250,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
             return Failed(InternalFailure())
 
     async def _in_line(self, run: _Run) -> TurnEvent:
-        async with self._conversations.enter(run.turn.conversation, run.turn.peer) as run.slot:
+        turn = run.turn
+        async with self._conversations.enter(turn.conversation, turn.peer, turn.size) as run.slot:
             if not run.slot.started:
                 await updates.working(run.updater, "waiting for its turn", {"waiting": True})
             if not await run.slot.wait():

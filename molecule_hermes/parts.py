@@ -17,7 +17,11 @@ def executor_parts(settings: Settings, transport: Transport) -> dict[str, Any]:
     """What `HermesAgentProxyExecutor` takes by name."""
     return {
         "conversations": Conversations(
-            settings.max_running, settings.max_waiting, settings.max_waiting_of_peer
+            settings.max_running,
+            settings.max_waiting,
+            settings.max_waiting_of_peer,
+            max_running_of_peer=_running_of_peer(settings),
+            max_waiting_bytes=settings.max_waiting_bytes,
         ),
         "attachments": Attachments(
             transport.features,
@@ -29,3 +33,10 @@ def executor_parts(settings: Settings, transport: Transport) -> dict[str, Any]:
         "approvals": settings.approvals,
         "question_timeout": settings.question_timeout,
     }
+
+
+def _running_of_peer(settings: Settings) -> int:
+    """One place is left to others: turns that wait for their peer's answer hold theirs long."""
+    if settings.max_running_of_peer or len(settings.peer_tokens) < 2:
+        return settings.max_running_of_peer
+    return max(1, settings.max_running - 1)

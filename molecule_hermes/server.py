@@ -208,6 +208,7 @@ class Bridge:
         watch = self.metrics.watch
         watch("running_turns", "Turns that run", lambda: line.running)
         watch("waiting_turns", "Turns that wait for their turn", lambda: line.waiting)
+        watch("waiting_bytes", "Text and files of turns that wait", lambda: line.waiting_bytes)
         watch("open_questions", "Questions to peers without an answer", lambda: executor.questions)
         watch("pending_replies", "Turns that wait for Hermes", lambda: transport.pending)
         watch("waiting_pushes", "Push notifications on their way", lambda: push.waiting)

@@ -54,6 +54,11 @@ class Turn:
     def conversation(self) -> str:
         return conversation_id(self.peer, self.context_id)
 
+    @property
+    def size(self) -> int:
+        """Bytes that it holds while it waits, nearly."""
+        return len(self.text) + sum(len(file.data) for file in self.attachments)
+
 
 def conversation_id(peer: str, context_id: str) -> str:
     """Names the conversation `(peer, context_id)` in an alphabet that Hermes takes everywhere.

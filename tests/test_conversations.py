@@ -53,6 +53,44 @@ async def test_a_full_line_is_busy() -> None:
     assert line.waiting == 1
 
 
+async def test_one_peer_does_not_take_every_place() -> None:
+    line = Conversations(max_running=3, max_running_of_peer=2)
+    first, _, third = (line.enter(f"a{i}", "ann") for i in range(3))
+    assert (third.started, line.running) == (False, 2)
+    bob = line.enter("b", "bob")
+    assert bob.started
+    line._leave(bob)
+    assert not third.started, "the last place is not for ann"
+    line._leave(first)
+    assert third.started
+
+
+async def test_a_peer_at_its_limit_does_not_hold_up_those_behind_it() -> None:
+    line = Conversations(max_running=2, max_running_of_peer=1)
+    line.enter("a1", "ann")
+    line.enter("a2", "ann")
+    bob, carl = line.enter("b", "bob"), line.enter("c", "carl")
+    assert (bob.started, carl.started) == (True, False)
+    line._leave(bob)
+    assert carl.started
+
+
+async def test_what_waits_has_so_many_bytes_at_most_and_half_of_one_peer() -> None:
+    line = Conversations(max_running=1, max_waiting_bytes=100)
+    running = line.enter("a", "ann", 1000)
+    waiting = line.enter("a1", "ann", 50)
+    with pytest.raises(Busy, match="your turns that wait would have 51 bytes"):
+        line.enter("a2", "ann", 1)
+    line.enter("b", "bob", 40)
+    with pytest.raises(Busy, match="the turns that wait have 90 bytes already"):
+        line.enter("c", "carl", 20)
+    assert line.waiting_bytes == 90
+    line._leave(running)
+    assert (waiting.started, line.waiting_bytes) == (True, 40)
+    line.close()
+    assert line.waiting_bytes == 0
+
+
 async def test_with_no_room_to_wait_a_free_turn_still_starts() -> None:
     line = Conversations(max_running=1, max_waiting=0)
     assert line.enter("a").started

@@ -212,6 +212,49 @@ async def test_a_peer_that_falls_too_far_behind_is_let_go_and_counted(bridge: St
     assert figures["molecule_hermes_dropped_subscribers_total"] == 1
 
 
+async def test_a_peer_with_many_long_turns_leaves_a_place_to_another(bridge: StartBridge) -> None:
+    transport = Flood()
+    transport.gate = asyncio.Event()
+    tokens = {"ann": "0123456789-ann", "bob": "0123456789-bob"}
+    listed = ",".join(f"{name}:{token}" for name, token in tokens.items())
+    async with (
+        bridge(transport, MAX_RUNNING=3, PEER_TOKENS=listed) as b,
+        peer(b.url, token=tokens["ann"]) as ann,
+        peer(b.url, token=tokens["bob"]) as bob,
+        asyncio.TaskGroup() as group,
+    ):
+        asked = [group.create_task(ask(ann, f"wait {i}", f"c{i}")) for i in range(5)]
+        await until(lambda: len(transport.turns) == 2)
+        async with asyncio.timeout(10):
+            assert (await ask(bob, "hi")).text == "hi"
+        transport.gate.set()
+    assert [turn.result().text for turn in asked] == [f"wait {i}" for i in range(5)]
+
+
+async def test_files_of_turns_that_wait_are_bounded_in_sum(bridge: StartBridge) -> None:
+    transport = Flood()
+    transport.gate = asyncio.Event()
+    async with (
+        bridge(transport, MAX_RUNNING=1, MAX_WAITING_BYTES=100_000) as b,
+        peer(b.url) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        group.create_task(ask(client, "wait", "first"))
+        await until(lambda: transport.turns)
+        refused = await ask(client, "x" * 50_001, "second")
+        assert (refused.states, refused.failure["kind"]) == (["SUBMITTED", "REJECTED"], "busy")
+        waits = group.create_task(ask(client, "x" * 40_000, "third"))
+        await _until_figure(b.url, "molecule_hermes_waiting_bytes", 40_000)
+        transport.gate.set()
+    assert waits.result().states[-1] == "COMPLETED"
+
+
+async def _until_figure(url: str, name: str, wanted: float) -> None:
+    async with asyncio.timeout(10):
+        while (await _figures(url))[name] != wanted:
+            await asyncio.sleep(0.02)
+
+
 async def test_peers_that_vanish_in_masses_leave_nothing_behind(
     bridge: StartBridge, caplog: pytest.LogCaptureFixture
 ) -> None:
