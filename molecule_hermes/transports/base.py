@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import AsyncGenerator
 from typing import Protocol, Self
 
 from molecule_hermes.features import Feature
 from molecule_hermes.turns import Turn, TurnEvent
 
-__all__ = ["QuestionGoneError", "Transport"]
+__all__ = ["QuestionGoneError", "Transport", "in_pieces"]
+
+_PIECE = 2**16
 
 
 class QuestionGoneError(LookupError):
@@ -50,3 +53,9 @@ class Transport(Protocol):
     async def check(self) -> None:
         """Raises the `TurnFailure` that a turn would meet now, if Hermes is not ready."""
         ...
+
+
+def in_pieces(body: bytes) -> bytes | io.BytesIO:
+    """The body for aiohttp, which writes a file piece by piece and bytes in one go: with files in
+    it, that would hold up the event loop."""
+    return io.BytesIO(body) if len(body) > _PIECE else body

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -25,7 +24,7 @@ from molecule_hermes.errors import (
 from molecule_hermes.features import features_of
 from molecule_hermes.replies import Replies, Reply
 from molecule_hermes.reply_server import ReplyServer
-from molecule_hermes.transports.base import QuestionGoneError
+from molecule_hermes.transports.base import QuestionGoneError, in_pieces
 from molecule_hermes.turns import (
     Cancelled,
     Failed,
@@ -287,8 +286,7 @@ class PluginTransport:
         self, path: str, message: Inbound | Cancel | Answer
     ) -> tuple[int, dict[str, Any]]:
         url = self._base_url + path
-        # As a file it is written in pieces: with attachments it may have many megabytes.
-        written = io.BytesIO(json.dumps(message.to_json()).encode())
+        written = in_pieces(json.dumps(message.to_json()).encode())
         headers = {"Content-Type": "application/json"}
         async with self._open_session().post(url, data=written, headers=headers) as response:
             try:
