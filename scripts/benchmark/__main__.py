@@ -216,7 +216,11 @@ def rows(figures: Figures, memory: dict[str, float]) -> list[Row]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench",
+        description=__doc__,
+        epilog="The bridge's settings in the environment (MOLECULE_HERMES_…) apply.",
+    )
     parser.add_argument("--quick", action="store_true", help="one short round, for a first look")
     parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the median counts")
     parser.add_argument("--seconds", type=float, default=4.0, help="of load per server and round")

@@ -137,7 +137,8 @@ async def _baseline(name: str, port: int, folder: str) -> None:
 
 async def _bridge(name: str, port: int, folder: str) -> None:
     settings = Settings.from_env(
-        {
+        os.environ
+        | {
             "MOLECULE_HERMES_PORT": str(port),
             "MOLECULE_HERMES_STATE_DIR": folder,
             "MOLECULE_HERMES_STORE": "memory" if name.endswith("-memory") else "sqlite",
