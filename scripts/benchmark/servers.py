@@ -1,6 +1,6 @@
 """The servers under test, each in a process of its own: `python -m benchmark.servers NAME PORT`.
 
-floor         the SDK's task echo in memory: what nothing can beat
+floor         the SDK's task echo in memory: the SDK as it is
 sdk-sqlite    the same on the SDK's own SQLite store, one update per delta
 earlier       a new HTTP client for every turn, as the earlier bridge made it
 chat, plugin  the bridge, durable, over either way to Hermes
