@@ -5,10 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molecule_hermes.transports.completions import StreamError, parse_chunk, parse_tool
+from molecule_hermes.transports.completions import (
+    EventStream,
+    StreamError,
+    parse_chunk,
+    parse_tool,
+)
 
 _keys = st.sampled_from(
     [
@@ -50,3 +56,44 @@ def test_a_tools_label_is_cut_and_redacted() -> None:
     progress = parse_tool(json.dumps({"tool": "terminal", "label": label, "status": "running"}))
     assert "abcdefghijkl" not in progress.preview
     assert len(progress.preview) <= 200
+
+
+STREAM = (
+    ": keep-alive\r\n\r\n"
+    'data: {"a": "ä\u2028"}\n\n'
+    "event: hermes.tool.progress\ndata:one\ndata: two\nid: 7\n\n"
+    "event: nothing\n\n"
+    "data:\n\n"
+    "data: [DONE]\r\n\r\n"
+    "data: cut off"
+).encode()
+EVENTS = [
+    ("message", '{"a": "ä\u2028"}'),
+    ("hermes.tool.progress", "one\ntwo"),
+    ("message", ""),
+    ("message", "[DONE]"),
+]
+
+
+@given(st.sets(st.integers(0, len(STREAM))))
+def test_events_are_the_same_however_they_are_cut(cuts: set[int]) -> None:
+    stream, events, start = EventStream(), [], 0
+    for end in (*sorted(cuts), len(STREAM)):
+        events += stream.feed(STREAM[start:end])
+        start = end
+    assert events == EVENTS
+
+
+@given(st.lists(st.binary()))
+def test_any_bytes_are_events_or_none(pieces: list[bytes]) -> None:
+    stream = EventStream()
+    for piece in pieces:
+        assert all(name for name, _ in stream.feed(piece))
+
+
+@pytest.mark.parametrize("endless", [b"x" * 2**20, b"data: " + b"x" * 2**20 + b"\n"])
+def test_an_event_without_an_end_is_refused(endless: bytes) -> None:
+    stream = EventStream()
+    with pytest.raises(StreamError, match="without an end"):
+        for _ in range(20):
+            list(stream.feed(endless))

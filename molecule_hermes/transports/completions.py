@@ -32,24 +32,27 @@ class EventStream:
     """Server-sent events out of bytes, however these were cut: their name and their data."""
 
     def __init__(self) -> None:
-        self._line = b""
+        self._line = bytearray()
         self._name = ""
         self._data: list[str] = []
         self._size = 0
 
     def feed(self, received: bytes) -> Iterator[tuple[str, str]]:
         """The events that are complete; raises `StreamError` when one has no end."""
-        *lines, self._line = (self._line + received).split(b"\n")
+        self._line += received
+        *lines, self._line = self._line.split(b"\n") if b"\n" in received else [self._line]
         for line in lines:
             if line := line.removesuffix(b"\r"):
                 self._field(line)
-            elif self._data:
-                yield self._name or "message", "\n".join(self._data)
-                self._name, self._data, self._size = "", [], 0
+                continue
+            name, data = self._name, self._data
+            self._name, self._data, self._size = "", [], 0
+            if data:
+                yield name or "message", "\n".join(data)
         if self._size + len(self._line) > _MAX_EVENT:
             raise StreamError("an event without an end")
 
-    def _field(self, line: bytes) -> None:
+    def _field(self, line: bytearray) -> None:
         name, _, value = line.decode("utf-8", "replace").partition(":")
         value = value.removeprefix(" ")
         if name == "data":
