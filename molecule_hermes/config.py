@@ -120,10 +120,12 @@ class Settings(BaseModel):
         "sqlite (a file in STATE_DIR), memory, or postgresql://user:password@host/name",
     )
     checkpoint: Annotated[float, Field(ge=0.05, le=3600)] = _own(
-        "CHECKPOINT", 1, "seconds after which streamed text is stored; states are at once"
+        "CHECKPOINT",
+        1,
+        "seconds after which streamed text is stored, 0.05 to 3600; states are at once",
     )
     keep_days: Annotated[float, Field(gt=0, le=36_500)] = _own(
-        "KEEP_DAYS", 30, "days that a task is kept after its end"
+        "KEEP_DAYS", 30, "days that a task is kept after its end, up to 36500"
     )
     keep_tasks: Annotated[int, Field(ge=0)] = _own(
         "KEEP_TASKS", 0, "how many ended tasks are kept at most; 0: as many as KEEP_DAYS keeps"
@@ -145,7 +147,7 @@ class Settings(BaseModel):
     model: str = _own("MODEL", "hermes-agent", "the model name passed on to Hermes")
     system_prompt: str = _own("SYSTEM_PROMPT", "", "a system prompt passed on to Hermes")
     turn_timeout: Seconds = _own(
-        "TURN_TIMEOUT", 600, "seconds a turn may take, waiting in line included"
+        "TURN_TIMEOUT", 600, "seconds a turn may take, waiting in line included; up to 86400"
     )
     approvals: Literal["ask", "deny"] = _own(
         "APPROVALS", "ask", "ask (the peer approves dangerous commands) or deny (nobody does)"
@@ -153,48 +155,52 @@ class Settings(BaseModel):
     question_timeout: Seconds = _own(
         "QUESTION_TIMEOUT",
         300,
-        "seconds that a peer has to answer; then a command is denied, or the agent decides itself",
+        "seconds that a peer has to answer, up to 86400; then a command is denied, or the agent "
+        "decides itself",
     )
     drain_timeout: Annotated[float, Field(ge=0, le=3600)] = _own(
-        "DRAIN_TIMEOUT", 30, "seconds that running turns get to end at shutdown"
+        "DRAIN_TIMEOUT", 30, "seconds that running turns get to end at shutdown, 0 to 3600"
     )
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = _own(
-        "MAX_RESTARTS", 5, "how often `up` starts Hermes again within RESTART_WINDOW, 0 or more"
+        "MAX_RESTARTS", 5, "how often `up` starts Hermes again within RESTART_WINDOW, 0 to 1000"
     )
     restart_window: Seconds = _own(
-        "RESTART_WINDOW", 300, "seconds; after more deaths of Hermes than that, `up` gives up"
+        "RESTART_WINDOW",
+        300,
+        "seconds, up to 86400; after more deaths of Hermes in them, `up` gives up",
     )
-    max_running: Count = _own("MAX_RUNNING", 10, "turns at once, 1 or more")
+    max_running: Count = _own("MAX_RUNNING", 10, "turns at once, 1 to 100000")
     max_running_of_peer: Annotated[int, Field(ge=0, le=100_000)] = _own(
         "MAX_RUNNING_OF_PEER",
         0,
-        "turns of one peer at once; 0: with several peers one less than MAX_RUNNING, so that none "
-        "takes every place",
+        "turns of one peer at once, 0 to 100000; 0: with several peer tokens one less than "
+        "MAX_RUNNING, so that none takes every place",
     )
     max_waiting: Annotated[int, Field(ge=0, le=100_000)] = _own(
-        "MAX_WAITING", 200, "turns that may wait, 0 or more; then peers are told `busy`"
+        "MAX_WAITING", 200, "turns that may wait, 0 to 100000; then peers are told `busy`"
     )
     max_waiting_of_peer: Annotated[int, Field(ge=0, le=100_000)] = _own(
-        "MAX_WAITING_OF_PEER", 100, "turns of one peer that may wait, 0 or more"
+        "MAX_WAITING_OF_PEER", 100, "turns of one peer that may wait, 0 to 100000"
     )
     max_waiting_bytes: Annotated[int, Field(ge=0, le=2**40)] = _own(
         "MAX_WAITING_BYTES",
         64 * 2**20,
-        "bytes of text and files of all turns that wait, half of them one peer's at most",
+        "bytes of text and files of all turns that wait, 0 or more, half of them one peer's at "
+        "most; then peers are told `busy`",
     )
     max_events: Count = _own(
         "MAX_EVENTS",
         1024,
-        "events that a subscriber may fall behind, 1 or more; then its stream is ended",
+        "events that a subscriber may fall behind, 1 to 100000; then its stream is ended",
     )
     retry_window: Annotated[float, Field(ge=0, le=7 * 86_400)] = _own(
         "RETRY_WINDOW",
         3600,
-        "seconds in which a message that is sent again gets its task instead of a second turn; 0: "
-        "never",
+        "seconds, up to 604800, in which a message that is sent again gets its task instead of a "
+        "second turn; 0: never",
     )
     max_body: Annotated[int, Field(ge=1024, le=2**31)] = _own(
-        "MAX_BODY", 16 * 2**20, "bytes of a request's body, 1024 or more"
+        "MAX_BODY", 16 * 2**20, "bytes of a request's body, 1024 to 2147483648"
     )
     max_files: Annotated[int, Field(ge=0, le=MAX_ATTACHMENTS)] = _own(
         "MAX_FILES", MAX_ATTACHMENTS, f"files and data parts of a message, 0 to {MAX_ATTACHMENTS}"
@@ -260,7 +266,9 @@ class Settings(BaseModel):
         "HERMES_HOME", None, "Hermes's folder; `up` keeps one below STATE_DIR by default"
     )
     ready_budget: Seconds = _known(
-        "HERMES_GATEWAY_READY_BUDGET_SEC", 120, "seconds that Hermes gets to become ready"
+        "HERMES_GATEWAY_READY_BUDGET_SEC",
+        120,
+        "seconds that Hermes gets to become ready, up to 86400",
     )
     inference_model: str = _known("HERMES_INFERENCE_MODEL", "", "the model that Hermes uses")
     inference_provider: str = _known("HERMES_INFERENCE_PROVIDER", "", "the provider Hermes uses")

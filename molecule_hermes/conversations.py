@@ -128,7 +128,10 @@ class Conversations:
         elif of_peer >= self._max_waiting_of_peer:
             what = f"{of_peer} of your turns wait already"
         elif bytes_of_peer > self._max_waiting_bytes // 2:
-            what = f"your turns that wait would have {bytes_of_peer:,} bytes"
+            what = (
+                f"your turns that wait would have {bytes_of_peer:,} bytes, more than "
+                f"{self._max_waiting_bytes // 2:,}"
+            )
         elif self.waiting_bytes + slot.size > self._max_waiting_bytes:
             what = f"the turns that wait have {self.waiting_bytes:,} bytes already"
         else:

@@ -2,7 +2,7 @@
 
 The SDK gives every task five queues and two tasks that only move events from one to the next, with
 an `asyncio.gather` for each event. Before Python 3.13 its queues serve threads, too. All that was a
-third of a turn's memory and a fifth of its CPU (docs/performance.md). Here an event goes straight
+quarter of a turn's memory and a sixth of its CPU (docs/performance.md). Here an event goes straight
 to whoever reads it, and an idle queue holds next to nothing. What a task does with its events is
 the SDK's own code as before, and `tests/test_event_flow.py` holds both to the same behaviour.
 """

@@ -138,6 +138,11 @@ class HermesAgentProxyExecutor(AgentExecutor):
         """Tasks of late that asked something and have ended."""
 
     @property
+    def turns(self) -> int:
+        """Turns that run, or wait for their turn or for a peer's answer."""
+        return len(self._runs)
+
+    @property
     def questions(self) -> int:
         """Questions that wait for a peer's answer."""
         return sum(run.question is not None for run in self._runs.values())

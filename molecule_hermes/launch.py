@@ -49,8 +49,6 @@ logger = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
 
-_STOPPING = "stopping… (Ctrl-C again cuts it short)"
-
 
 async def up(
     settings: Settings,
@@ -135,12 +133,13 @@ class _Run:
                 waits.append(self._until_not_bound(transport))
             try:
                 if await self.signals.first(*waits):
-                    self.say(_banner(bridge.url, way, self.model))
+                    tokens = bool(self.settings.peer_tokens)
+                    self.say(_banner(bridge.url, way, self.model, tokens=tokens))
                     await self.signals.first(self.gateway.failed())
             except StartError:
                 bridge.hasten.set()  # turns that wait for Hermes wait in vain
                 raise
-            self.say(_STOPPING)
+            self.say(_stopping(bridge, self.settings))
 
     async def _until_ready(self, bridge: Bridge, way: Way) -> None:
         """Returns when the bridge is ready; tells every two seconds what it still waits for."""
@@ -230,7 +229,7 @@ async def serve(
                 say(f"not ready yet — {report.reason}")
             signals.again = [bridge.hasten.set]
             await signals.first()
-            say(_STOPPING)
+            say(_stopping(bridge, settings))
 
 
 def _require_free_ports(settings: Settings) -> None:
@@ -284,17 +283,25 @@ def _warn_of_typos(environ: Mapping[str, str], say: Say) -> None:
         say(f"  warning  {name} means nothing" + (f"; did you mean {nearest}?" if nearest else ""))
 
 
-def _banner(url: str, way: Way, model: ModelChoice) -> str:
+def _banner(url: str, way: Way, model: ModelChoice, *, tokens: bool) -> str:
     command = command_name()
+    token = " --token TOKEN" if tokens else ""
     through = "the plugin" if way == "plugin" else "chat completions"
     demo = "\nSet a model key (such as OPENROUTER_API_KEY) for a real model.\n"
     return (
         f"\nThe agent is ready: {url} (Hermes through {through})\n"
         f"  card     {url}/.well-known/agent-card.json\n"
-        f'  talk     {command} send --url {url} "Hello"\n'
-        f"  check    {command} doctor --url {url}\n"
+        f'  talk     {command} send --url {url}{token} "Hello"\n'
+        f"  check    {command} doctor --url {url}{token}\n"
         f"  stop     Ctrl-C\n" + (demo if model.is_demo else "")
     )
+
+
+def _stopping(bridge: Bridge, settings: Settings) -> str:
+    if not bridge.turns:
+        return "stopping…"
+    turns = "1 turn has" if bridge.turns == 1 else f"{bridge.turns} turns have"
+    return f"stopping… {turns} {settings.drain_timeout:g} s to end (Ctrl-C again cuts it short)"
 
 
 class _Signals:

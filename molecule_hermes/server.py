@@ -111,6 +111,11 @@ class Bridge:
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
+    @property
+    def turns(self) -> int:
+        """Turns that have not ended."""
+        return self._executor.turns
+
     def _reachable_url(self) -> str:
         """An address that means "all of them" is none that a peer could call."""
         if self._settings.host.strip("[]") not in ("0.0.0.0", "::"):  # noqa: S104 - compared only

@@ -91,7 +91,7 @@ class Printer:
             self.say(f"{word}: {reason}" if reason else word)
         if figures := _figures(metadata):
             self.say(f"({figures})")
-        if context_id:
+        if context_id and status.state != TaskState.TASK_STATE_REJECTED:
             self.say(f"(continue with --context {context_id})")
 
     def _append(self, artifact_id: str, text: str) -> None:

@@ -36,7 +36,7 @@ def test_an_option_wins_over_the_environment() -> None:
         ("MOLECULE_HERMES_PORT", "70000", "0 to 65535"),
         ("MOLECULE_HERMES_TURN_TIMEOUT", "-1", "seconds"),
         ("MOLECULE_HERMES_TURN_TIMEOUT", "nan", "seconds"),
-        ("MOLECULE_HERMES_MAX_RUNNING", "0", "1 or more"),
+        ("MOLECULE_HERMES_MAX_RUNNING", "0", "1 to 100000"),
         ("MOLECULE_HERMES_ALLOW_ANONYMOUS", "perhaps", "true or false"),
         ("MOLECULE_HERMES_MAX_FILES", "17", "0 to 16"),
         ("MOLECULE_HERMES_MAX_FILE", "10485761", "1 to 10485760"),

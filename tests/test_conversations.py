@@ -79,7 +79,7 @@ async def test_what_waits_has_so_many_bytes_at_most_and_half_of_one_peer() -> No
     line = Conversations(max_running=1, max_waiting_bytes=100)
     running = line.enter("a", "ann", 1000)
     waiting = line.enter("a1", "ann", 50)
-    with pytest.raises(Busy, match="your turns that wait would have 51 bytes"):
+    with pytest.raises(Busy, match="your turns that wait would have 51 bytes, more than 50"):
         line.enter("a2", "ann", 1)
     line.enter("b", "bob", 40)
     with pytest.raises(Busy, match="the turns that wait have 90 bytes already"):
