@@ -51,6 +51,9 @@ _HINTS = {
     413: "the message is larger than it takes",
 }
 
+_PATIENCE = 2.0
+"""Seconds without a word after which a person is told that something happens."""
+
 Events = AsyncIterator[StreamResponse]
 
 
@@ -124,6 +127,7 @@ class _Exchange:
 
     async def run(self, request: SendMessageRequest) -> int:
         self._interrupts.patient = True
+        patience = asyncio.get_running_loop().call_later(_PATIENCE, self._printer.still_waiting)
         try:
             async with self._cancels_when_interrupted():
                 await self._converse(request)
@@ -134,6 +138,8 @@ class _Exchange:
         except (A2AError, httpx.HTTPError, json_format.Error, ValueError) as error:
             self._printer.end_line()
             raise self._explained(error) from error
+        finally:
+            patience.cancel()
         return self._end()
 
     async def _converse(self, request: SendMessageRequest) -> None:

@@ -68,6 +68,11 @@ class Printer:
     def say(self, text: str) -> None:
         self._screen.line("", text)
 
+    def still_waiting(self) -> None:
+        """Tells a person who has seen nothing so far that all is well."""
+        if self._screen.untouched and self._screen.is_watched:
+            self._screen.line("· ", "waiting for the agent …")
+
     def ask(self, text: str) -> None:
         self._screen.line("? ", text)
 
@@ -148,6 +153,9 @@ class RawPrinter(Printer):
         if self._folder is not None:
             self.show_files(event)
 
+    def still_waiting(self) -> None:
+        pass
+
     def ask(self, text: str) -> None:
         pass
 
@@ -162,11 +170,17 @@ class _Screen:
         self._out = out
         self._err = err
         self._unfinished: TextIO | None = None
+        self.untouched = True
+
+    @property
+    def is_watched(self) -> bool:
+        return self._err.isatty()
 
     def text(self, text: str) -> None:
         """As it is; but a terminal gets nothing that it would obey."""
         if text:
             shown = _CONTROL.sub(lambda c: _escaped(c[0]), text) if self._out.isatty() else text
+            self.untouched = False
             self._out.write(shown)
             self._out.flush()
             self._unfinished = None if text.endswith("\n") else self._out
@@ -174,6 +188,7 @@ class _Screen:
     def line(self, mark: str, text: str) -> None:
         """Indented where it goes on, and without anything that a terminal would obey."""
         self.end_line()
+        self.untouched = False
         shown = "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text.strip())
         self._err.write(mark + re.sub(r"\n(?=.)", "\n" + " " * len(mark), shown) + "\n")
         self._err.flush()

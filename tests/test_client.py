@@ -512,6 +512,20 @@ async def test_a_bridge_that_goes_away_takes_the_prompt_away(bridge: StartBridge
     assert "molecule-hermes: the connection to the agent was lost" in terminal.seen
 
 
+async def test_who_sees_nothing_for_two_seconds_is_told_that_it_goes_on(
+    bridge: StartBridge,
+) -> None:
+    go = asyncio.Event()
+    async with (
+        bridge(ScriptedTransport(go, Completed("There."))) as b,
+        AtTerminal("send", "go", "--url", b.url) as terminal,
+    ):
+        await terminal.shows("· waiting for the agent …\n")
+        go.set()
+        assert await terminal.ends() == 0
+    assert terminal.seen.startswith("· waiting for the agent …\nThere.\n")
+
+
 # Ctrl-C.
 
 
