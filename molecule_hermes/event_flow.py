@@ -9,22 +9,27 @@ the SDK's own code as before, and `tests/test_event_flow.py` holds both to the s
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import Any
 
-from a2a.server.agent_execution import active_task
+from a2a.server.agent_execution import RequestContext, active_task, active_task_registry
+from a2a.server.agent_execution.active_task import _RequestCompleted, _RequestStarted
 from a2a.server.events import Event, EventQueue
+from a2a.types import Task, TaskStatusUpdateEvent
+from a2a.utils.errors import UnsupportedOperationError
 
 from molecule_hermes.queues import Queue, QueueShutDown
 
-__all__ = ["MAX_EVENTS", "EventFlow", "Subscription", "install"]
+__all__ = ["MAX_EVENTS", "EventFlow", "FlowingTask", "Subscription", "install"]
 
 logger = logging.getLogger(__name__)
 
 MAX_EVENTS = 1024
+_CHANCES = 100
 
 
 def install(max_events: int = MAX_EVENTS, on_dropped: Callable[[], None] | None = None) -> None:
@@ -33,6 +38,7 @@ def install(max_events: int = MAX_EVENTS, on_dropped: Callable[[], None] | None 
     The SDK has no parameter for them; it looks the names up when a task begins.
     """
     flow = partial(EventFlow, max_events=max_events, on_dropped=on_dropped)
+    active_task_registry.ActiveTask = FlowingTask  # type: ignore[attr-defined]
     active_task.EventQueueSource = flow  # type: ignore[attr-defined,assignment]
     active_task.create_async_queue = Queue  # type: ignore[attr-defined,assignment]
 
@@ -50,11 +56,23 @@ class Subscription:
 
     async def deliver(self, event: Event) -> bool:
         """Whether the reader keeps up; one that must not be let go is waited for."""
-        if self._evict_on_full and self._queue.full() and not self._closed:
+        if self._evict_on_full and not await self._has_room():
             return False
         with contextlib.suppress(QueueShutDown):  # it has gone, and does not miss the event
             await self._queue.put(event)
         return True
+
+    async def _has_room(self) -> bool:
+        """A reader that only had no chance to run gets some."""
+        for _ in range(_CHANCES):
+            if self._closed or not self._queue.full():
+                return True
+            await asyncio.sleep(0)
+        return False
+
+    @property
+    def lags(self) -> bool:
+        return not self._queue.empty()
 
     async def dequeue_event(self) -> Event:
         return await self._queue.get()
@@ -105,6 +123,10 @@ class EventFlow(EventQueue):
         if self._closed:
             logger.warning("an event came after the end of its task and was dropped")
             return
+        if any(reader.lags for reader in self._readers):
+            # Nothing below waits while there is room: in a burst of events, readers and all else
+            # in the process would stand still.
+            await asyncio.sleep(0)
         for reader in tuple(self._readers):
             if not await reader.deliver(event):
                 logger.warning("a subscriber fell %d events behind: let go", self._max_events)
@@ -138,3 +160,65 @@ class EventFlow(EventQueue):
         if self._own is None:
             raise ValueError("this flow is read through its taps")
         return self._own
+
+
+class FlowingTask(active_task.ActiveTask):
+    """A task whose subscriptions always end.
+
+    Probed on a2a-sdk 1.3.0: a request that comes while its task is being cancelled fails between
+    its tap and the SDK's `try`, and the tap is waited for ever after; and one that is cancelled
+    again while it waits for the lock in the SDK's `finally` is counted ever after. Either way the
+    task stays in memory.
+    """
+
+    async def subscribe(
+        self,
+        *,
+        request: RequestContext | None = None,
+        include_initial_task: bool = False,
+        replace_status_update_with_task: bool = False,
+    ) -> AsyncGenerator[Event, None]:
+        self.cancel_idle_release()
+        async with self._lock:
+            if self._is_finished.is_set():
+                raise UnsupportedOperationError(f"Task {self._task_id} is already completed.")
+            self._reference_count += 1
+        reader: Any = None
+        try:
+            reader = await self._event_queue_subscribers.tap(evict_on_full=True)
+            request_id = await self.enqueue_request(request) if request is not None else None
+            if include_initial_task:
+                yield await self.get_task()
+            with contextlib.suppress(QueueShutDown, asyncio.CancelledError):
+                while True:
+                    event, task = await reader.dequeue_event()
+                    try:
+                        if _completes(event, request_id):
+                            return
+                        shown = _shown(event, task if replace_status_update_with_task else None)
+                        if shown is not None:
+                            yield shown
+                    finally:
+                        reader.task_done()
+        finally:
+            # Nothing here really waits, so that nothing can cut it short.
+            if reader is not None:
+                await reader.close(immediate=True)
+            self._reference_count -= 1
+            if self._is_finished.is_set() and not self._reference_count and self._on_cleanup:
+                self._on_cleanup(self)
+            self.schedule_idle_release()
+
+
+def _completes(event: object, request_id: object) -> bool:
+    """Whether it is the end of that request; raises what is an error instead of an event."""
+    if isinstance(event, BaseException):
+        raise event
+    return isinstance(event, _RequestCompleted) and event.request_id == request_id
+
+
+def _shown(event: Any, instead: Task | None) -> Event | None:
+    """What a subscriber gets to see: the task in the place of its status, if there is one."""
+    if isinstance(event, _RequestStarted | _RequestCompleted):
+        return None
+    return instead if instead is not None and isinstance(event, TaskStatusUpdateEvent) else event

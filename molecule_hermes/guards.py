@@ -197,7 +197,7 @@ def _is_readable(body: bytes) -> bool:
     character (`\\ud800`) it raises what reaches the peer as an internal error with its text.
     """
     try:
-        json.dumps(json.loads(body), ensure_ascii=False).encode()
+        json.dumps(json.loads(body.decode()), ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return False
     return True

@@ -154,6 +154,11 @@ class BridgeRequestHandler(DefaultRequestHandler):
                 self._request_context_builder.release(call_context)
             raise
 
+    @property
+    def active(self) -> int:
+        """Tasks that are in memory, because they run or somebody follows them."""
+        return len(self._active_task_registry._active_tasks)
+
     async def on_get_task(self, params: GetTaskRequest, context: ServerCallContext) -> Task | None:
         with _nothing_leaks():
             result: Task | None = await super().on_get_task(params, context)

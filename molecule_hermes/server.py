@@ -145,6 +145,9 @@ class Bridge:
             push_sender=push,
             push_url_validator=push.accepts,
         )
+        self.metrics.watch(
+            "active_tasks", "Tasks in memory: they run, or are followed", lambda: handler.active
+        )
         self._stack.push_async_callback(handler.aclose)
         rpc_paths = _rpc_paths(self.url)
         routes: list[BaseRoute] = [*create_agent_card_routes(card), *self._probes()]

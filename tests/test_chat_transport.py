@@ -356,3 +356,57 @@ async def test_leaving_a_turn_early_closes_its_stream(
 
 async def test_the_key_shows_in_no_repr(chat: ChatTransport) -> None:
     assert KEY not in repr(chat)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_not_followed(
+    hermes: FakeHermes, chat: ChatTransport, status: int
+) -> None:
+    async def redirect(hermes: FakeHermes, request: web.Request, body: Any) -> web.Response:
+        return web.Response(status=status, headers={"Location": f"{hermes.base_url}/elsewhere"})
+
+    hermes.replies = [redirect, streaming(*answer("pong"))]
+    assert failure(await run(chat, turn())) == "unreachable"
+    assert len(hermes.requests) == 1
+    assert (await run(chat, turn()))[-1] == Completed("pong", Usage(3, 2, 5))
+
+
+async def test_a_cancel_that_comes_before_anything_was_sent_ends_the_turn(
+    hermes: FakeHermes, chat: ChatTransport
+) -> None:
+    hermes.gate.clear()
+    events = chat.run(turn())
+    first = asyncio.create_task(anext(events))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    await chat.cancel(turn())
+    async with asyncio.timeout(5):
+        assert await first == Cancelled()
+    await events.aclose()
+    assert chat.pending == 0
+
+
+@pytest.mark.parametrize("status", [401, 413, 429, 500, 503])
+async def test_a_refusal_counts_although_its_body_breaks_off(status: int) -> None:
+    answers = 0
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal answers
+        answers += 1
+        await reader.readuntil(b"\r\n\r\n")
+        if answers == 1:
+            writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: 200\r\n\r\n{{}}".encode())
+        else:
+            kind = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+            writer.write(kind + b"Connection: close\r\n\r\n" + b"".join(answer("pong")))
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        async with ChatTransport(url, KEY) as chat:
+            events = await run(chat, turn())
+    if status in (429, 503):
+        assert events[-1] == Completed("pong", Usage(3, 2, 5))
+    else:
+        assert failure(events) == {401: "auth", 413: "too_large", 500: "internal"}[status]

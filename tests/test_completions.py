@@ -91,7 +91,9 @@ def test_any_bytes_are_events_or_none(pieces: list[bytes]) -> None:
         assert all(name for name, _ in stream.feed(piece))
 
 
-@pytest.mark.parametrize("endless", [b"x" * 2**20, b"data: " + b"x" * 2**20 + b"\n"])
+@pytest.mark.parametrize(
+    "endless", [b"x" * 2**20, b"data: " + b"x" * 2**20 + b"\n", b"data:\n" * 2**20]
+)
 def test_an_event_without_an_end_is_refused(endless: bytes) -> None:
     stream = EventStream()
     with pytest.raises(StreamError, match="without an end"):

@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from a2a.server.agent_execution import active_task
+from a2a.server.agent_execution import active_task, active_task_registry
 from a2a.server.events.event_queue_v2 import EventQueueSource
 from a2a.types import Message
 
 from molecule_hermes import event_flow
-from molecule_hermes.event_flow import EventFlow
+from molecule_hermes.event_flow import EventFlow, FlowingTask
 from molecule_hermes.queues import Queue, QueueShutDown
 
 
@@ -118,6 +118,34 @@ async def test_one_who_reads_slowly_does_not_keep_others_from_their_end(make: An
     await closing
 
 
+@pytest.mark.parametrize("make", [EventFlow], ids=["ours"])
+async def test_in_a_burst_who_reads_gets_all_and_nobody_stands_still(make: Any) -> None:
+    flow = make(create_default_sink=False, max_events=16)
+    tap = await flow.tap(evict_on_full=True)
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    async def read_slowly() -> list[str]:
+        got = []
+        for _ in range(500):
+            got += await read(tap, 1)
+            for _ in range(5):
+                await asyncio.sleep(0)
+        return got
+
+    ticking, reading = asyncio.create_task(tick()), asyncio.create_task(read_slowly())
+    for number in range(500):
+        await flow.enqueue_event(event(number))
+    assert await reading == [str(number) for number in range(500)]
+    assert ticks > 500
+    ticking.cancel()
+
+
 async def test_those_that_are_let_go_are_counted() -> None:
     dropped: list[int] = []
     flow = EventFlow(create_default_sink=False, max_events=2, on_dropped=lambda: dropped.append(1))
@@ -135,6 +163,10 @@ def test_the_sdk_still_makes_its_queues_by_the_names_that_are_replaced(
     for name in ("EventQueueSource", "create_async_queue"):
         monkeypatch.setattr(active_task, name, getattr(active_task, name))
         assert name in active_task.ActiveTask.__init__.__code__.co_names
+    monkeypatch.setattr(active_task_registry, "ActiveTask", active_task.ActiveTask)
+    made = active_task_registry.ActiveTaskRegistry.get_or_create.__code__.co_names
+    assert "ActiveTask" in made
     event_flow.install()
+    assert active_task_registry.ActiveTask is FlowingTask  # type: ignore[attr-defined]
     assert isinstance(active_task.EventQueueSource(), EventFlow)  # type: ignore[attr-defined]
     assert isinstance(active_task.create_async_queue(), Queue)  # type: ignore[attr-defined]

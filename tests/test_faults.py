@@ -18,7 +18,14 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from a2a.client import Client
-from a2a.types import GetTaskRequest, ListTasksRequest, SubscribeToTaskRequest, Task
+from a2a.types import (
+    CancelTaskRequest,
+    GetTaskRequest,
+    ListTasksRequest,
+    SubscribeToTaskRequest,
+    Task,
+)
+from a2a.utils.errors import UnsupportedOperationError
 from aiohttp import web
 
 from molecule_hermes import server
@@ -28,11 +35,12 @@ from molecule_hermes.transports import chat as chat_transport
 from molecule_hermes.transports import plugin as plugin_transport
 from molecule_hermes.transports.chat import ChatTransport
 from molecule_hermes.transports.plugin import PluginTransport
-from molecule_hermes.turns import Completed, TextDelta, TurnEvent
+from molecule_hermes.turns import Completed, Question, TextDelta, ToolProgress, TurnEvent
 from molecule_hermes.turns import Turn as Given
 from tests.conftest import StartBridge
 from tests.fakes import (
     KEY,
+    Answered,
     FakeHermes,
     ScriptedTransport,
     answer,
@@ -212,18 +220,64 @@ async def test_a_peer_that_falls_too_far_behind_is_let_go_and_counted(bridge: St
     assert figures["molecule_hermes_dropped_subscribers_total"] == 1
 
 
+async def test_a_long_reply_in_a_burst_reaches_who_reads_whole_and_holds_up_nobody(
+    bridge: StartBridge,
+) -> None:
+    pieces = [ToolProgress("t", "start", str(i)) for i in range(300)]
+    texts = [TextDelta(f"{i:08}" * 256) for i in range(600)]
+    whole = "".join(delta.text for delta in texts)
+    transport = ScriptedTransport(*pieces, *texts, Completed(whole))
+    async with bridge(transport, MAX_EVENTS=16) as b, peer(b.url) as client:
+        turn = await ask(client, "hi")
+        assert (turn.states[-1], turn.text == whole) == ("COMPLETED", True)
+        assert (await _figures(b.url))["molecule_hermes_dropped_subscribers_total"] == 0
+
+
+class SlowToCancel(ScriptedTransport):
+    async def cancel(self, turn: Given) -> None:
+        await asyncio.sleep(0.3)
+        await super().cancel(turn)
+
+
+async def test_who_leaves_while_the_task_is_cancelled_leaves_nothing_behind(
+    bridge: StartBridge,
+) -> None:
+    transport = SlowToCancel(60.0, Completed("late"))
+    async with bridge(transport) as b, peer(b.url) as one, peer(b.url) as other:
+        events = one.send_message(message("hi"))
+        task_id = (await anext(events)).task.id
+        await anext(events)
+        cancelling = asyncio.create_task(other.cancel_task(CancelTaskRequest(id=task_id)))
+        await asyncio.sleep(0.1)
+        await events.aclose()
+        assert state(await cancelling) == "CANCELED"
+        await _until_figure(b.url, "molecule_hermes_active_tasks", 0)
+
+
+async def test_an_answer_while_the_task_is_cancelled_leaves_nothing_behind(
+    bridge: StartBridge,
+) -> None:
+    transport = SlowToCancel(Question("q", "clarify", "what?"), Answered(), Completed("late"))
+    async with bridge(transport) as b, peer(b.url) as one, peer(b.url) as other:
+        asked = await ask(one, "hi")
+        cancelling = asyncio.create_task(other.cancel_task(CancelTaskRequest(id=asked.task_id)))
+        await asyncio.sleep(0.1)
+        with pytest.raises(UnsupportedOperationError, match="just ended"):
+            await ask(one, "this", task_id=asked.task_id)
+        assert state(await cancelling) == "CANCELED"
+        await _until_figure(b.url, "molecule_hermes_active_tasks", 0)
+
+
 async def test_a_peer_with_many_long_turns_leaves_a_place_to_another(bridge: StartBridge) -> None:
     transport = Flood()
     transport.gate = asyncio.Event()
-    tokens = {"ann": "0123456789-ann", "bob": "0123456789-bob"}
-    listed = ",".join(f"{name}:{token}" for name, token in tokens.items())
     async with (
-        bridge(transport, MAX_RUNNING=3, PEER_TOKENS=listed) as b,
-        peer(b.url, token=tokens["ann"]) as ann,
-        peer(b.url, token=tokens["bob"]) as bob,
+        bridge(transport, MAX_RUNNING=3, PEER_TOKENS=TOKENS) as b,
+        peer(b.url, token=ALICE) as alice,
+        peer(b.url, token=BOB) as bob,
         asyncio.TaskGroup() as group,
     ):
-        asked = [group.create_task(ask(ann, f"wait {i}", f"c{i}")) for i in range(5)]
+        asked = [group.create_task(ask(alice, f"wait {i}", f"c{i}")) for i in range(5)]
         await until(lambda: len(transport.turns) == 2)
         async with asyncio.timeout(10):
             assert (await ask(bob, "hi")).text == "hi"
@@ -281,7 +335,7 @@ async def _all_ended(client: Client) -> Sequence[Task]:
     async with asyncio.timeout(20):
         while True:
             tasks = (await client.list_tasks(request)).tasks
-            if not any(state(task) in ("SUBMITTED", "WORKING") for task in tasks):
+            if tasks and not any(state(task) in ("SUBMITTED", "WORKING") for task in tasks):
                 return tasks
             await asyncio.sleep(0.05)
 
@@ -304,6 +358,7 @@ async def test_a_peer_that_floods_is_refused_at_once_and_another_is_served(
     transport = Flood()
     transport.gate = asyncio.Event()
     limits = {"MAX_RUNNING": 2, "MAX_WAITING": 50, "MAX_WAITING_OF_PEER": 20}
+    limits["MAX_RUNNING_OF_PEER"] = 2  # so that it is the line that is fair
     async with (
         bridge(transport, PEER_TOKENS=TOKENS, **limits) as b,
         peer(b.url, token=ALICE) as alice,

@@ -429,8 +429,9 @@ async def test_a_request_that_breaks_off_is_not_run(bridge: StartBridge) -> None
         b"[" * 100_000,
         b"9" * 5000,
         b"{",
+        '{"message": {}}'.encode("utf-16"),
     ],
-    ids=["half a character", "not UTF-8", "deep", "digits", "junk"],
+    ids=["half a character", "not UTF-8", "deep", "digits", "junk", "UTF-16"],
 )
 @pytest.mark.parametrize("version", ["1.0", "0.3"])
 async def test_a_body_that_cannot_be_read_is_the_peers_mistake(

@@ -221,16 +221,18 @@ class Outbox:
         try:
             # As a file it is written in pieces, and a large one does not hold Hermes up.
             body = io.BytesIO(data)
-            async with self._session.post(url, data=body, headers=headers) as response:
+            async with self._session.post(
+                url, data=body, headers=headers, allow_redirects=False
+            ) as response:
                 await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             log.debug("callback to %s failed: %s", url, error)
             return None
         if response.status >= 500:
             return None
-        if response.status >= 400:
+        if response.status >= 300:
             log.warning("the bridge refused a callback with %d", response.status)
-        return response.status < 400
+        return response.status < 300
 
 
 def _instead_of(callback: Callback) -> bytes:

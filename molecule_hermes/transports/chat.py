@@ -9,6 +9,7 @@ import json
 import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
 from typing import Any, Self
 
 import aiohttp
@@ -131,7 +132,9 @@ class ChatTransport:
         limit = aiohttp.ClientTimeout(total=5.0)
         try:
             url = f"{self._base_url}/models"
-            async with self._open_session().get(url, timeout=limit) as response:
+            async with self._open_session().get(
+                url, timeout=limit, allow_redirects=False
+            ) as response:
                 status = response.status
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self._unreachable() from error
@@ -146,6 +149,7 @@ class ChatTransport:
         """
         events: Queue[TurnEvent] = Queue()
         reader = asyncio.create_task(self._read(turn, events), name=f"chat:{turn.message_id}")
+        reader.add_done_callback(partial(_tell_if_cancelled, events))
         self._readers[turn.message_id] = reader
         try:
             while True:
@@ -172,9 +176,6 @@ class ChatTransport:
         last: TurnEvent
         try:
             last = await self._request(turn, events)
-        except asyncio.CancelledError:
-            events.put_nowait(Cancelled())
-            raise
         except TurnFailure as failure:
             last = Failed(failure)
         except Exception:
@@ -223,6 +224,7 @@ class ChatTransport:
                     "Content-Type": "application/json",
                     "X-Hermes-Session-Id": turn.conversation,
                 },
+                allow_redirects=False,
             ) as response:
                 return await reply.read(await _stream(response))
         except StreamError as error:
@@ -257,6 +259,12 @@ class _PacedConnector(aiohttp.TCPConnector):
     async def connect(self, *args: Any, **more: Any) -> aiohttp.connector.Connection:
         async with self._opening:
             return await super().connect(*args, **more)
+
+
+def _tell_if_cancelled(events: Queue[TurnEvent], reader: asyncio.Task[None]) -> None:
+    """Not by the reader itself: what is cancelled before it begins never does begin."""
+    if reader.cancelled():
+        events.put_nowait(Cancelled())
 
 
 class _Reply:
@@ -351,12 +359,19 @@ def _refusal(status: int, detail: str = "") -> TurnFailure:
     """Names what an HTTP status of Hermes's API server means for the turn."""
     if status in _REFUSALS:
         return _REFUSALS[status]()
+    if 300 <= status < 400:
+        return Unreachable(
+            "what answers in Hermes's place redirects elsewhere",
+            hint="HERMES_API_BASE must be the address of Hermes itself",
+        )
     if status >= 500:
         return failure_from_model_error(detail, status)
     return BadRequest(f"Hermes refused the message: {detail}" if detail else "", hint="")
 
 
 async def _stream(response: aiohttp.ClientResponse) -> aiohttp.StreamReader:
+    if response.status in _REFUSALS:
+        raise _refusal(response.status)
     if response.status != 200:
         raise _refusal(response.status, await _error_text(response))
     if response.content_type != "text/event-stream":
@@ -367,10 +382,11 @@ async def _stream(response: aiohttp.ClientResponse) -> aiohttp.StreamReader:
 async def _error_text(response: aiohttp.ClientResponse, limit: int = 64 * 1024) -> str:
     """What an error body says, read up to a limit."""
     body = bytearray()
-    async for piece in response.content.iter_any():
-        body += piece
-        if len(body) >= limit:
-            break
+    with contextlib.suppress(aiohttp.ClientError, TimeoutError):  # as much as came
+        async for piece in response.content.iter_any():
+            body += piece
+            if len(body) >= limit:
+                break
     text = body[:limit].decode("utf-8", "replace")
     try:
         data = json.loads(text)

@@ -57,7 +57,7 @@ class EventStream:
         value = value.removeprefix(" ")
         if name == "data":
             self._data.append(value)
-            self._size += len(value)
+            self._size += len(value) + 1
         elif name == "event":
             self._name = value
 

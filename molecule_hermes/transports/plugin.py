@@ -276,7 +276,7 @@ class PluginTransport:
     async def _health(self, timeout: float) -> dict[str, Any]:
         limit = aiohttp.ClientTimeout(total=timeout)
         url = self._base_url + HEALTH_PATH
-        async with self._open_session().get(url, timeout=limit) as response:
+        async with self._open_session().get(url, timeout=limit, allow_redirects=False) as response:
             health = await response.json()
         if not isinstance(health, dict) or not health.get("ok"):
             raise ValueError("not the plugin's health")
@@ -288,7 +288,9 @@ class PluginTransport:
         url = self._base_url + path
         written = in_pieces(json.dumps(message.to_json()).encode())
         headers = {"Content-Type": "application/json"}
-        async with self._open_session().post(url, data=written, headers=headers) as response:
+        async with self._open_session().post(
+            url, data=written, headers=headers, allow_redirects=False
+        ) as response:
             try:
                 body = await response.json()
             except ValueError:

@@ -69,8 +69,9 @@ async def test_a_final_is_sent_until_it_is_taken(server: CallbackServer) -> None
         await server.final("m")
 
 
-async def test_a_refused_callback_is_not_sent_again(server: CallbackServer) -> None:
-    server.refuse.extend([401])
+@pytest.mark.parametrize("status", [401, 307])
+async def test_a_refused_callback_is_not_sent_again(server: CallbackServer, status: int) -> None:
+    server.refuse.extend([status])
     async with Outbox() as outbox:
         sender = Sender(outbox, server.url)
         sender.put(Notice(), "refused")
