@@ -96,7 +96,8 @@ async def _sdk_store(name: str, folder: str) -> AsyncIterator[TaskStore]:
     from a2a.server.tasks import DatabaseTaskStore
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    engine = create_async_engine(f"sqlite+aiosqlite:///{folder}/tasks.db")
+    patience = {"timeout": 60}  # a busy disk slows it; it need not fail
+    engine = create_async_engine(f"sqlite+aiosqlite:///{folder}/tasks.db", connect_args=patience)
     store = DatabaseTaskStore(engine)
     await store.initialize()
     try:
