@@ -52,7 +52,8 @@ class ReplyArtifact:
 
     async def __aexit__(self, *error: object) -> None:
         if self._flusher is not None:
-            self._flusher.cancel()
+            async with self._sending:  # what it sends just now arrives
+                self._flusher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._flusher
 

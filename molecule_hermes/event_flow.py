@@ -123,16 +123,16 @@ class EventFlow(EventQueue):
         if self._closed:
             logger.warning("an event came after the end of its task and was dropped")
             return
-        if any(reader.lags for reader in self._readers):
-            # Nothing below waits while there is room: in a burst of events, readers and all else
-            # in the process would stand still.
-            await asyncio.sleep(0)
         for reader in tuple(self._readers):
             if not await reader.deliver(event):
                 logger.warning("a subscriber fell %d events behind: let go", self._max_events)
                 reader.shut(immediate=True)
                 if self._on_dropped is not None:
                     self._on_dropped()
+        if any(reader.lags for reader in self._readers):
+            # Nothing above waits while there is room: in a burst of events, readers and all else in
+            # the process would stand still. Last, so that who is cancelled here has lost nothing.
+            await asyncio.sleep(0)
 
     async def dequeue_event(self) -> Event:
         return await self._reader().dequeue_event()

@@ -146,6 +146,17 @@ async def test_in_a_burst_who_reads_gets_all_and_nobody_stands_still(make: Any) 
     ticking.cancel()
 
 
+async def test_who_is_cancelled_while_it_writes_has_written(make: Any) -> None:
+    flow = make()
+    for number in range(3):
+        writing = asyncio.create_task(flow.enqueue_event(event(number)))
+        await asyncio.sleep(0)
+        writing.cancel()
+        await asyncio.wait({writing})
+    assert await read(flow, 3) == ["0", "1", "2"]
+    await flow.close()
+
+
 async def test_those_that_are_let_go_are_counted() -> None:
     dropped: list[int] = []
     flow = EventFlow(create_default_sink=False, max_events=2, on_dropped=lambda: dropped.append(1))
