@@ -276,7 +276,8 @@ async def test_a_cancel_kills_the_tool_and_the_conversation_goes_on_at_once(alic
     assert after.states[-1] == "COMPLETED"
     task = await alice.get_task(GetTaskRequest(id=task_id))
     assert state(task) == "CANCELED"
-    assert reply_text(task) == "I will run that now."
+    # Hermes passes its text and its tools on separately: the cancel may come between them.
+    assert reply_text(task) in ("I will run that now.", "")
 
 
 @pytest.mark.feature(Feature.TOKENS)
