@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from molecule_hermes.embedding import EmbeddedExecutor, ExecutorConfig, create_executor
 from molecule_hermes.errors import StartError, TurnFailure
-from molecule_hermes.gateway import SECRET_VARIABLE
 from molecule_hermes.hermes_home import HermesHome
+from molecule_hermes.plugin.settings import API_KEY, SECRET
 from molecule_hermes.providers import keys_that_are_set
 
 __all__ = ["Adapter", "NativeSession", "SetupError"]
@@ -106,7 +106,7 @@ class Adapter(_Base):
 
 
 def _keys() -> list[str]:
-    own = [name for name in ("API_SERVER_KEY", SECRET_VARIABLE) if os.environ.get(name, "").strip()]
+    own = [name for name in (API_KEY, SECRET) if os.environ.get(name, "").strip()]
     return own + keys_that_are_set(os.environ)
 
 

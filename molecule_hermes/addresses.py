@@ -20,6 +20,7 @@ from molecule_hermes.errors import BridgeError
 
 __all__ = ["NotPublicError", "PublicOnly", "is_public"]
 
+MAX_URL = 8192
 _GLOBAL_V6 = IPv6Network("2000::/3")
 # Addresses that a gateway turns into the IPv4 address in their last 32 bits.
 _NAT64 = IPv6Network("64:ff9b::/96")
@@ -53,6 +54,8 @@ class PublicOnly(AbstractResolver):
 
     def parse(self, url: str | URL) -> URL:
         """The URL, refused if its form or a literal address in it is no good."""
+        if len(str(url)) > MAX_URL:
+            raise NotPublicError(f"a URL has at most {MAX_URL} characters")
         try:
             parsed = URL(url)
         except ValueError as error:

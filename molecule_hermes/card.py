@@ -17,6 +17,7 @@ from a2a.types import (
 
 from molecule_hermes import __version__
 from molecule_hermes.config import Settings
+from molecule_hermes.errors import without_addresses
 from molecule_hermes.features import Feature
 
 __all__ = ["build_card"]
@@ -57,7 +58,8 @@ def build_card(
     warnings: Sequence[str] = (),
 ) -> AgentCard:
     remarks = ["It answers with the built-in demo model, not a real one."] if demo else []
-    remarks += [f"Warning: {warning}" for warning in warnings]
+    # Anybody can read the card.
+    remarks += [f"Warning: {without_addresses(warning)}" for warning in warnings]
     description = " ".join([settings.description, *(f"({remark})" for remark in remarks)])
     card = AgentCard(
         name=settings.name,

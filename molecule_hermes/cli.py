@@ -10,15 +10,16 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
 
 from molecule_hermes import __version__
-from molecule_hermes.config import Settings, http_url
+from molecule_hermes.config import Settings, http_url, secret_variables
 from molecule_hermes.errors import BridgeError, ConfigError, StartError, redact
+from molecule_hermes.hardening import forbid_inspection
 
 if TYPE_CHECKING:
     from a2a.types import SendMessageRequest
@@ -130,15 +131,16 @@ def _plugin_command(commands: argparse._SubParsersAction[argparse.ArgumentParser
 def _up(options: argparse.Namespace) -> int:
     from molecule_hermes.launch import up
 
-    settings = _settings(options)
+    settings, environ = _guarded(options)
     way, keep = options.transport, options.keep_config
-    return _run(up(settings, os.environ, _say, way=way, keep_config=keep))
+    return _run(up(settings, environ, _say, way=way, keep_config=keep))
 
 
 def _serve(options: argparse.Namespace) -> int:
     from molecule_hermes.launch import serve
 
-    return _run(serve(_settings(options), os.environ, _say, way=options.transport))
+    settings, environ = _guarded(options)
+    return _run(serve(settings, environ, _say, way=options.transport))
 
 
 def _send(options: argparse.Namespace) -> int:
@@ -240,7 +242,7 @@ def _plugin(options: argparse.Namespace) -> int:
         print("is restarted. The package must be installed in Hermes's own environment, and")
         print("MOLECULE_A2A_PLATFORM_SHARED_SECRET be set for both.")
         return 0
-    finding = _run_for(plugin_finding(settings))
+    finding = _run_for(plugin_finding(settings, _local_url(settings)))
     print(redact(str(finding)))
     return 0 if finding.ok else 1
 
@@ -252,6 +254,17 @@ def _run(work: Coroutine[Any, Any, int | None]) -> int:
 def _run_for(work: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)
+
+
+def _guarded(options: argparse.Namespace) -> tuple[Settings, Mapping[str, str]]:
+    """The settings and the environment; secrets are no longer in `os.environ` afterwards."""
+    from molecule_hermes.providers import keys_that_are_set
+
+    forbid_inspection()
+    settings, environ = _settings(options), dict(os.environ)
+    for name in secret_variables().union(keys_that_are_set(environ)):
+        os.environ.pop(name, None)
+    return settings, environ
 
 
 def _settings(options: argparse.Namespace) -> Settings:
@@ -297,6 +310,10 @@ def _url(options: argparse.Namespace, settings: Settings) -> str:
             raise ConfigError(
                 f"--url={options.url!r} is no URL", "it looks like http://127.0.0.1:8000"
             ) from None
+    return _local_url(settings)
+
+
+def _local_url(settings: Settings) -> str:
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104
     return f"http://{host}:{settings.port}"
 

@@ -21,10 +21,18 @@ from pydantic import (
     ValidationError,
 )
 
-from molecule_hermes.errors import ConfigError
+from molecule_hermes.errors import ConfigError, redact
+from molecule_hermes.public_url import parse_public_url
 from molecule_hermes.wire import MAX_ATTACHMENTS, MAX_FILE_BYTES
 
-__all__ = ["Settings", "http_url", "is_loopback", "settings_table", "unknown_variables"]
+__all__ = [
+    "Settings",
+    "http_url",
+    "is_loopback",
+    "secret_variables",
+    "settings_table",
+    "unknown_variables",
+]
 
 PREFIX = "MOLECULE_HERMES_"
 API_PORT = 8642
@@ -40,7 +48,7 @@ def http_url(value: object) -> str:
     return text
 
 
-_TOKEN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._@-]{0,63}):(\S+)")
+_TOKEN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._@-]{0,63}):(\S{16,})")
 
 
 def _peer_tokens(value: object) -> object:
@@ -80,6 +88,7 @@ def _hosts(value: object) -> object:
 
 
 Url = Annotated[str, BeforeValidator(http_url)]
+PublicUrl = Annotated[str, BeforeValidator(parse_public_url)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Count = Annotated[int, Field(ge=1, le=100_000)]
@@ -106,8 +115,12 @@ class Settings(BaseModel):
 
     host: str = _own("HOST", "127.0.0.1", "an address to listen on")
     port: Port = _own("PORT", 8000, "a port number, 0 to 65535; 0 picks a free one")
-    public_url: Url | None = _own(
-        "PUBLIC_URL", None, "a URL for the agent card, if peers do not reach HOST:PORT"
+    public_url: PublicUrl | None = _own(
+        "PUBLIC_URL",
+        None,
+        "the URL that peers call, if it is not HOST:PORT: http:// or https://, a host, at most a "
+        "path of letters, digits, dots and hyphens; not the card's URL, and no other path that the "
+        "bridge serves itself",
     )
     state_dir: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
         default_factory=_default_state_dir,
@@ -130,13 +143,26 @@ class Settings(BaseModel):
     keep_tasks: Annotated[int, Field(ge=0)] = _own(
         "KEEP_TASKS", 0, "how many ended tasks are kept at most; 0: as many as KEEP_DAYS keeps"
     )
+    max_stored_bytes_of_peer: Annotated[int, Field(ge=0, le=2**50)] = _own(
+        "MAX_STORED_BYTES_OF_PEER",
+        4 * 2**30,
+        "bytes of stored tasks of one peer, 0 to 1125899906842624; then its turns are refused as "
+        "`quota`; 0: no limit",
+    )
     peer_tokens: Annotated[dict[str, SecretStr], BeforeValidator(_peer_tokens)] = _own(
         "PEER_TOKENS",
         {},
-        "name:token,… — peers that may call, each name and token once",
+        "name:token,… — peers that may call, each name and token once, tokens of 16 characters or "
+        "more",
     )
     allow_anonymous: bool = _own(
         "ALLOW_ANONYMOUS", False, "true or false: listen beyond loopback without peer tokens"
+    )
+    shared_memory: bool = _own(
+        "SHARED_MEMORY",
+        False,
+        "true or false: with several peer tokens, let their agents share memory, session search "
+        "and cron jobs, which `up` else switches off",
     )
     name: str = _own("NAME", "Hermes", "the agent's name on its card")
     description: str = _own(
@@ -162,12 +188,15 @@ class Settings(BaseModel):
         "DRAIN_TIMEOUT", 30, "seconds that running turns get to end at shutdown, 0 to 3600"
     )
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = _own(
-        "MAX_RESTARTS", 5, "how often `up` starts Hermes again within RESTART_WINDOW, 0 to 1000"
+        "MAX_RESTARTS",
+        5,
+        "how often `up` starts a Hermes again that ended before it was ready, 0 to 1000; one that "
+        "ended later is always started again",
     )
     restart_window: Seconds = _own(
         "RESTART_WINDOW",
         300,
-        "seconds, up to 86400; after more deaths of Hermes in them, `up` gives up",
+        "seconds, up to 86400; after more failed starts of Hermes in them, `up` gives up",
     )
     max_running: Count = _own("MAX_RUNNING", 10, "turns at once, 1 to 100000")
     max_running_of_peer: Annotated[int, Field(ge=0, le=100_000)] = _own(
@@ -175,6 +204,15 @@ class Settings(BaseModel):
         0,
         "turns of one peer at once, 0 to 100000; 0: with several peer tokens one less than "
         "MAX_RUNNING, so that none takes every place",
+    )
+    max_questions: Annotated[int, Field(ge=0, le=100_000)] = _own(
+        "MAX_QUESTIONS",
+        64,
+        "questions that may wait for peers' answers, 0 to 100000; they take no place of "
+        "MAX_RUNNING, and one more is refused at once",
+    )
+    max_questions_of_peer: Annotated[int, Field(ge=0, le=100_000)] = _own(
+        "MAX_QUESTIONS_OF_PEER", 16, "questions that may wait for one peer's answers, 0 to 100000"
     )
     max_waiting: Annotated[int, Field(ge=0, le=100_000)] = _own(
         "MAX_WAITING", 200, "turns that may wait, 0 to 100000; then peers are told `busy`"
@@ -199,9 +237,28 @@ class Settings(BaseModel):
         "seconds, up to 604800, in which a message that is sent again gets its task instead of a "
         "second turn; 0: never",
     )
+    max_connections: Annotated[int, Field(ge=0, le=1_000_000)] = _own(
+        "MAX_CONNECTIONS",
+        0,
+        "connections at once, 0 to 1000000; 0: half of the files that the process may open, 10000 "
+        "at most; beyond it idle connections are closed, and if there are none, only probes are "
+        "answered",
+    )
+    max_connections_of_address: Annotated[int, Field(ge=0, le=1_000_000)] = _own(
+        "MAX_CONNECTIONS_OF_ADDRESS",
+        0,
+        "connections from one address (IPv6: one /64 network) at once, 0 to 1000000; 0: half of "
+        "MAX_CONNECTIONS; a proxy in front is one address",
+    )
     max_body: Annotated[int, Field(ge=1024, le=2**31)] = _own(
         "MAX_BODY", 16 * 2**20, "bytes of a request's body, 1024 to 2147483648"
     )
+    max_values: Annotated[int, Field(ge=100, le=10_000_000)] = _own(
+        "MAX_VALUES",
+        5000,
+        "JSON values in a request's body, 100 to 10000000; each holds everybody up for some 40 µs",
+    )
+    max_parts: Count = _own("MAX_PARTS", 1000, "parts of a message, 1 to 100000")
     max_files: Annotated[int, Field(ge=0, le=MAX_ATTACHMENTS)] = _own(
         "MAX_FILES", MAX_ATTACHMENTS, f"files and data parts of a message, 0 to {MAX_ATTACHMENTS}"
     )
@@ -244,10 +301,16 @@ class Settings(BaseModel):
         8646,
         "a port number, 0 to 65535: where the plugin calls back; 0 picks a free one",
     )
+    platform_callbacks: Annotated[tuple[str, ...], BeforeValidator(_hosts)] = _known(
+        "MOLECULE_A2A_PLATFORM_CALLBACKS",
+        (),
+        "host,host:port,… — bridges that the plugin may call back, besides the one that started "
+        "its Hermes; none of either: any on loopback",
+    )
     shared_secret: SecretStr | None = _known(
         "MOLECULE_A2A_PLATFORM_SHARED_SECRET",
         None,
-        "a secret that bridge and plugin share; `up` makes one",
+        "a secret that bridge and plugin share; `up` makes one at each start",
     )
     hermes_api_base: Url = _known(
         "HERMES_API_BASE", f"http://127.0.0.1:{API_PORT}/v1", "a URL: where Hermes's API server is"
@@ -308,14 +371,27 @@ class Settings(BaseModel):
 
     @property
     def platform_url(self) -> str:
-        host = self.platform_host.strip("[]")
-        host = f"[{host}]" if ":" in host else host
-        return f"http://{host}:{self.platform_port}"
+        return f"http://{_in_url(self.platform_host)}:{self.platform_port}"
+
+    @property
+    def callback_address(self) -> str:
+        """`host:port` of the callbacks, or the host alone where the port is not known before."""
+        host = _in_url(self.callback_host)
+        return f"{host}:{self.callback_port}" if self.callback_port else host
+
+    @property
+    def has_several_peers(self) -> bool:
+        return len(self.peer_tokens) > 1
 
     @property
     def home(self) -> Path:
         """Hermes's folder: the user's, or our own below STATE_DIR."""
         return (self.hermes_home or self.state_dir / "hermes").expanduser().absolute()
+
+    @property
+    def owns_home(self) -> bool:
+        """Whether Hermes's folder is our own; the image names it in HERMES_HOME all the same."""
+        return self.home == (self.state_dir / "hermes").absolute()
 
 
 def _explain(settings: type[Settings], error: ValidationError) -> ConfigError:
@@ -324,7 +400,7 @@ def _explain(settings: type[Settings], error: ValidationError) -> ConfigError:
     variable = str(first["loc"][0])
     field = next(f for f in settings.model_fields.values() if f.alias == variable)
     secret = "SecretStr" in str(field.annotation)
-    value = "(a secret)" if secret else repr(first.get("input"))
+    value = "(a secret)" if secret else redact(repr(first.get("input")))
     return ConfigError(f"{variable}={value} is wrong: it takes {field.description}")
 
 
@@ -332,9 +408,22 @@ def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return False
+    # An IPv4 client of a socket for both: 3.11 does not look into ::ffff:127.0.0.1.
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def secret_variables() -> frozenset[str]:
+    """The variables of ours that hold secrets."""
+    fields = Settings.model_fields.values()
+    return frozenset(str(f.alias) for f in fields if "SecretStr" in str(f.annotation))
+
+
+def _in_url(host: str) -> str:
+    host = host.strip("[]")
+    return f"[{host}]" if ":" in host else host
 
 
 def unknown_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

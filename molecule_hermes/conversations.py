@@ -33,6 +33,15 @@ class Slot:
         """Whether the turn may run (else it was withdrawn); raises when the line was closed."""
         return await asyncio.shield(self._turn)
 
+    def pause(self) -> None:
+        """Gives the place to others while the turn waits for its peer; the conversation stays
+        closed. Raises `Busy` when too many turns wait like that."""
+        self._line._pause(self)
+
+    def resume(self) -> None:
+        """Takes a place again, at once: Hermes does not wait for one to become free."""
+        self._line._resume(self)
+
     def withdraw(self) -> None:
         """Takes the turn out of line, if it still waits."""
         if not self._turn.done():
@@ -63,6 +72,8 @@ class Conversations:
         *,
         max_running_of_peer: int = 0,
         max_waiting_bytes: int = 64 * 2**20,
+        max_paused: int = 64,
+        max_paused_of_peer: int = 16,
     ) -> None:
         """Of the bytes that wait, half may be one peer's. 0 of a peer: as many as run at all."""
         self._max_running = max_running
@@ -70,7 +81,12 @@ class Conversations:
         self._max_waiting_of_peer = max_waiting_of_peer
         self._max_running_of_peer = max_running_of_peer or max_running
         self._max_waiting_bytes = max_waiting_bytes
+        self._max_paused = max_paused
+        self._max_paused_of_peer = max_paused_of_peer
         self._running: dict[str, Slot] = {}
+        """The turn that each conversation is in, paused or not."""
+        self._paused: set[Slot] = set()
+        self._paused_of: Counter[str] = Counter()
         self._lines: dict[str, deque[Slot]] = {}
         """Who waits, by conversation."""
         self._ready: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
@@ -82,7 +98,7 @@ class Conversations:
 
     @property
     def running(self) -> int:
-        return len(self._running)
+        return len(self._running) - len(self._paused)
 
     @property
     def waiting(self) -> int:
@@ -117,8 +133,11 @@ class Conversations:
             slot._refuse(self._closed)
 
     def _has_place(self, peer: str) -> bool:
-        free = len(self._running) < self._max_running
-        return free and self._running_of[peer] < self._max_running_of_peer
+        most = self._max_running_of_peer
+        # Turns that go on after an answer may be more than their peer's share. What is over it
+        # takes no place from others.
+        taken = sum(min(count, most) for count in self._running_of.values())
+        return taken < self._max_running and self._running_of[peer] < most
 
     def _refuse_if_full(self, slot: Slot) -> None:
         of_peer = self._waiting_of[slot.peer]
@@ -150,8 +169,25 @@ class Conversations:
         if slot.conversation not in self._running:
             self._ready.setdefault(slot.peer, OrderedDict())[slot.conversation] = None
 
+    def _pause(self, slot: Slot) -> None:
+        if len(self._paused) >= self._max_paused:
+            raise Busy(f"{len(self._paused)} questions wait for answers already")
+        if self._paused_of[slot.peer] >= self._max_paused_of_peer:
+            raise Busy(f"{self._paused_of[slot.peer]} of your questions wait for answers already")
+        self._paused.add(slot)
+        self._paused_of[slot.peer] += 1
+        _subtract(self._running_of, slot.peer, 1)
+        self._start_those_who_may()
+
+    def _resume(self, slot: Slot) -> None:
+        if slot in self._paused:
+            self._paused.remove(slot)
+            _subtract(self._paused_of, slot.peer, 1)
+            self._running_of[slot.peer] += 1
+
     def _leave(self, slot: Slot) -> None:
         if self._running.get(slot.conversation) is slot:
+            self._resume(slot)
             del self._running[slot.conversation]
             _subtract(self._running_of, slot.peer, 1)
             if slot.conversation in self._lines:

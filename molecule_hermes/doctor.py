@@ -14,12 +14,24 @@ import httpx
 
 from molecule_hermes.client import connect, fetch_card, message
 from molecule_hermes.config import Settings
-from molecule_hermes.enablement import diagnose, platform_state, running_hermes
-from molecule_hermes.errors import BridgeError, StartError, TurnFailure, Unreachable
+from molecule_hermes.enablement import (
+    diagnose,
+    platform_state,
+    recorded_state,
+    running_hermes,
+)
+from molecule_hermes.errors import (
+    AuthFailure,
+    BridgeError,
+    StartError,
+    TurnFailure,
+    Unreachable,
+)
+from molecule_hermes.gateway import Credentials, public_environment
 from molecule_hermes.hermes_home import HermesHome
 from molecule_hermes.ports import listens, port_owner
 from molecule_hermes.transports.chat import ChatTransport
-from molecule_hermes.transports.plugin import PluginTransport
+from molecule_hermes.transports.plugin import CallbackRefused, PluginTransport
 from molecule_hermes.way import known_credentials
 
 __all__ = ["Finding", "examine", "plugin_finding"]
@@ -50,9 +62,9 @@ async def examine(settings: Settings, url: str, token: str) -> AsyncGenerator[Fi
         "folder": lambda: _folder(settings),
         "ports": lambda: _ports(settings, url),
         "hermes": lambda: _hermes(settings),
-        "key": lambda: _key(settings),
-        "plugin": lambda: _plugin(settings),
-        "bridge": lambda: _bridge(url),
+        "key": lambda: _key(settings, url),
+        "plugin": lambda: _plugin(settings, url),
+        "bridge": lambda: _bridge(url, token),
         "card": lambda: _card(url),
         "turn": lambda: _turn(url, token),
     }
@@ -60,8 +72,9 @@ async def examine(settings: Settings, url: str, token: str) -> AsyncGenerator[Fi
         yield await _finding(what, check)
 
 
-async def plugin_finding(settings: Settings) -> Finding:
-    return await _finding("plugin", lambda: _plugin(settings))
+async def plugin_finding(settings: Settings, url: str = "") -> Finding:
+    """`url`, if there is one, is that of a bridge that may know a secret which we do not."""
+    return await _finding("plugin", lambda: _plugin(settings, url))
 
 
 async def _finding(what: str, check: Check) -> Finding:
@@ -136,16 +149,17 @@ async def _hermes(settings: Settings) -> str:
     return f"hermes-agent {answer.get('version')} at {root}"
 
 
-async def _key(settings: Settings) -> str:
+async def _key(settings: Settings, url: str) -> str:
     key = known_credentials(settings).api_key
     if not key:
-        raise StartError("no API key is known", "set API_SERVER_KEY, or HERMES_HOME")
+        await _bridge_knows("API_SERVER_KEY", url)
+        return f"known to the bridge alone, which is ready at {url}"
     async with ChatTransport(settings.hermes_api_base, key) as transport:
         await transport.check()
     return "Hermes takes API_SERVER_KEY" + ("" if settings.api_server_key else " (from its .env)")
 
 
-async def _plugin(settings: Settings) -> str:
+async def _plugin(settings: Settings, url: str) -> str:
     """Bound, as its own health says; else exactly why not."""
     if settings.platform_enabled is False:
         return "not used (MOLECULE_A2A_PLATFORM_ENABLED=false)"
@@ -155,21 +169,46 @@ async def _plugin(settings: Settings) -> str:
         try:
             await transport.check()
         except Unreachable:
-            home = HermesHome(settings.home)
-            state = await platform_state(settings.hermes_api_base, credentials.api_key)
-            hermes = await asyncio.to_thread(
-                running_hermes, home, os.environ, settings.platform_url
-            )
-            why = await asyncio.to_thread(diagnose, hermes, state)
-            if settings.platform_enabled is None:
-                why.hint += " (MOLECULE_A2A_PLATFORM_ENABLED=false if it is not wanted)"
-            raise why from None
+            raise await _not_bound(settings, credentials) from None
+        except CallbackRefused:
+            pass  # it took the secret, and need not call this command back
+        except AuthFailure:
+            if credentials.secret or not url:
+                raise
+            await _bridge_knows("MOLECULE_A2A_PLATFORM_SHARED_SECRET", url)
+            return f"bound at {settings.platform_url}, for the bridge that is ready at {url}"
     return f"bound at {settings.platform_url}"
 
 
-async def _bridge(url: str) -> str:
+async def _not_bound(settings: Settings, credentials: Credentials) -> StartError:
+    home = HermesHome(settings.home)
+    state = await platform_state(settings.hermes_api_base, credentials.api_key)
+    if state is None:
+        state = await asyncio.to_thread(recorded_state, home)
+    environ = public_environment(os.environ)
+    hermes = await asyncio.to_thread(running_hermes, home, environ, settings.platform_url)
+    why = await asyncio.to_thread(diagnose, hermes, state)
+    if settings.platform_enabled is None:
+        why.hint += " (MOLECULE_A2A_PLATFORM_ENABLED=false if it is not wanted)"
+    return why
+
+
+async def _bridge_knows(variable: str, url: str) -> None:
+    """Raises `StartError` unless a bridge is ready there: then Hermes takes what it knows."""
     try:
-        async with httpx.AsyncClient(timeout=10.0, trust_env=False) as http:
+        await _bridge(url, "")
+    except StartError as error:
+        raise StartError(
+            f"{variable} is not known here, and {url} cannot tell: {error.message}",
+            f"set {variable} to that of this Hermes, or run `molecule-hermes up`, which makes one",
+        ) from error
+
+
+async def _bridge(url: str, token: str) -> str:
+    # With a token, /readyz tells addresses and paths to other machines, too.
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        async with httpx.AsyncClient(headers=headers, timeout=10.0, trust_env=False) as http:
             response = await http.get(f"{url}/readyz")
             report = response.json()
     except httpx.HTTPError as error:

@@ -38,6 +38,7 @@ __all__ = [
     "enable",
     "open_first_session",
     "platform_state",
+    "recorded_state",
     "running_hermes",
     "system_prompt_of",
 ]
@@ -80,7 +81,11 @@ def running_hermes(home: HermesHome, environ: Mapping[str, str], url: str = "") 
     logs = [home.path / "logs" / name for name in ("gateway.log", "agent.log", "errors.log")]
     try:
         process = psutil.Process(home.running_gateway() or -1)
-        return Hermes(home, process.environ(), process.cmdline()[0], logs, url)
+        python = process.cmdline()[0]
+        # Of a Hermes that `up` runs it cannot be read: taken as that of this command.
+        with contextlib.suppress(psutil.AccessDenied):
+            environ = process.environ()
+        return Hermes(home, environ, python, logs, url)
     except (psutil.Error, ValueError, IndexError):
         return Hermes(home, environ, logs=logs, url=url)
 
@@ -89,7 +94,14 @@ def enable(home: HermesHome, settings: Settings, *, even_if_disabled: bool = Fal
     """Merges the stanza and `plugins.enabled`; can be run again and again."""
     home.create()
     host, port = settings.platform_host, settings.platform_port
-    extra = {"host": host, "port": port, "system_prompt": settings.system_prompt}
+    extra = {
+        "host": host,
+        "port": port,
+        "system_prompt": settings.system_prompt,
+        "max_threads": settings.max_running + settings.max_questions,
+        # A single peer expects to find the files of one conversation in the next.
+        "folder_per_chat": settings.has_several_peers,
+    }
     required = {"platforms": {PLATFORM: {"enabled": True, "extra": extra}}}
     # Hermes must wait longer than the bridge, which answers for a peer that does not.
     waits = math.ceil(settings.question_timeout) + 60
@@ -115,14 +127,25 @@ async def platform_state(api_base: str, api_key: str) -> Mapping[str, Any] | Non
     """
     try:
         async with _hermes_api(api_base, api_key) as http:
-            answer = (await http.get("/health/detailed")).json()
-        if answer["gateway_state"] != "running":
-            return None
-        state = answer["platforms"].get(PLATFORM, {})
-        if state and _is_left_over(state["updated_at"], answer["pid"]):
-            return {}
+            return _platform_in((await http.get("/health/detailed")).json())
     except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def recorded_state(home: HermesHome) -> Mapping[str, Any] | None:
+    """The same from the file where Hermes keeps it, for those who do not know the API's key."""
+    try:
+        return _platform_in(json.loads((home.path / "gateway_state.json").read_text()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _platform_in(report: Any) -> Mapping[str, Any] | None:
+    if report["gateway_state"] != "running":
+        return None
+    state = report["platforms"].get(PLATFORM, {})
+    if state and _is_left_over(state["updated_at"], report["pid"]):
+        return {}
     return state if isinstance(state, Mapping) else {}
 
 

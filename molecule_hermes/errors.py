@@ -9,7 +9,7 @@ BridgeError
     ├── Busy              Hermes's limit or our own
     ├── Draining          shutting down, no new turns
     ├── AuthFailure       the provider or Hermes refused a key
-    ├── QuotaExceeded     the provider's account is out of credit
+    ├── QuotaExceeded     the provider's account is out of credit, or the peer's storage is full
     ├── RateLimited       the provider asks to slow down
     ├── ModelNotFound     the provider does not know the model
     ├── ContextOverflow   the conversation no longer fits the model
@@ -182,8 +182,17 @@ class EmptyReply(TurnFailure):
 class Interrupted(TurnFailure):
     kind = "interrupted"
     default_message = "the turn was cut off"
-    default_hint = "send the message again; the conversation is kept"
-    default_retryable = True
+    # Whoever sends it again may have its effects twice.
+    default_hint = (
+        "the turn may have run in part: find out what it did before you send the message again; "
+        "the conversation is kept"
+    )
+    _NOT_BEGUN = "the turn had not begun: send the message again"
+
+    @classmethod
+    def before_it_began(cls, message: str) -> Interrupted:
+        """For a turn of which it is known that nothing has reached Hermes."""
+        return cls(message, hint=cls._NOT_BEGUN, retryable=True)
 
 
 class InternalFailure(TurnFailure):
@@ -334,3 +343,14 @@ def redact(text: str) -> str:
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
     return text
+
+
+_PLAIN_WORD = re.compile(
+    r"[(\"'`]*(?:[A-Za-z][A-Za-z_'’-]*|\d{1,2}(?:\.\d{1,2})?|[—–…])[)\"'`]*[,;:.!?]?"
+)
+
+
+def without_addresses(text: str) -> str:
+    """The text for a caller that is not known: words stay, and whatever could be an address, a
+    port, a URL or a file's path becomes an ellipsis."""
+    return " ".join(word if _PLAIN_WORD.fullmatch(word) else "…" for word in text.split())

@@ -17,6 +17,7 @@ import logging
 import time
 import uuid
 from collections import deque
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -36,13 +37,13 @@ from molecule_hermes.errors import (
     Draining,
     InternalFailure,
     Interrupted,
+    QuotaExceeded,
     TooLarge,
     TurnFailure,
     TurnTimeout,
 )
 from molecule_hermes.metrics import Metrics
-from molecule_hermes.questions import ASKED, NotAnAnswerError, read_answer, refusal
-from molecule_hermes.queues import Signal
+from molecule_hermes.questions import NotAnAnswerError, asked_in, read_answer, refusal
 from molecule_hermes.transports.base import QuestionGoneError, Transport
 from molecule_hermes.turns import (
     Cancelled,
@@ -84,18 +85,28 @@ class _Run:
     """Why the bridge itself stops the turn; the peer did not ask for that."""
     accepted: bool = False
     over: bool = False
-    rests: Signal = field(default_factory=Signal)
+    rests: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while a question waits, and when the turn has ended: `execute` may return."""
-    ended: Signal = field(default_factory=Signal)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
     began: float = field(default_factory=time.monotonic)
     first_text: float | None = None
 
-    def pause_clock(self) -> None:
-        """While a peer thinks, the turn's time stands still."""
+    def interrupted(self, message: str) -> Interrupted:
+        return Interrupted(message) if self.accepted else Interrupted.before_it_began(message)
+
+    def pause(self) -> None:
+        """While a peer thinks, the turn's time stands still, and its place is others'.
+
+        Raises `Busy` when too many turns wait for their peers.
+        """
+        if self.slot is not None:
+            self.slot.pause()
         self.time_left = max(0.0, (self.deadline.when() or 0.0) - _now())
         self.deadline.reschedule(None)
 
-    def resume_clock(self) -> None:
+    def resume(self) -> None:
+        if self.slot is not None:
+            self.slot.resume()
         self.deadline.reschedule(_now() + self.time_left)
 
     def settle(self, question: Question) -> bool:
@@ -104,7 +115,7 @@ class _Run:
             return False
         self.question = None
         self.rests.clear()
-        self.resume_clock()
+        self.resume()
         if self.expiry is not None and self.expiry is not asyncio.current_task():
             self.expiry.cancel()
         return True
@@ -124,6 +135,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         approvals: Literal["ask", "deny"] = "ask",
         question_timeout: float = 300.0,
         metrics: Metrics | None = None,
+        admit: Callable[[str], None] | None = None,
     ) -> None:
         self._transport = transport
         self._conversations = conversations or Conversations()
@@ -133,6 +145,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
         self._approvals = approvals
         self._question_timeout = question_timeout
         self._metrics = metrics or Metrics()
+        self._admit = admit or (lambda peer: None)
+        """Raises the `TurnFailure` for which a peer's turns are not taken now."""
         self._runs: dict[str, _Run] = {}
         self._asked_and_ended: deque[str] = deque(maxlen=1000)
         """Tasks of late that asked something and have ended."""
@@ -180,7 +194,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         self._conversations.close()
         await self._all_ended(timeout)
         for run in self._runs.values():
-            run.cut = Interrupted("the agent was shut down during the turn")
+            run.cut = run.interrupted("the agent was shut down during the turn")
         await asyncio.gather(*(self._stop(run) for run in list(self._runs.values())))
 
     async def _all_ended(self, timeout: float) -> None:
@@ -241,6 +255,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         try:
             async with run.deadline, run.reply:
                 _refuse_an_answer_to_nobody(context)
+                self._admit(run.turn.peer)
                 text, files = await self._attachments.read(context.message, run.turn.peer)
                 run.turn = replace(run.turn, text=text, attachments=files)
                 return Cancelled() if run.cancelled else await self._in_line(run)
@@ -337,8 +352,12 @@ class HermesAgentProxyExecutor(AgentExecutor):
         if question.kind == "approval" and self._approvals == "deny":
             await self._refuse(run, question, "the operator lets no peer approve commands")
             return
+        try:
+            run.pause()
+        except Busy as busy:
+            await self._refuse(run, question, busy.message)
+            return
         run.question = question
-        run.pause_clock()
         run.expiry = asyncio.create_task(self._expire(run, question), name="question-expiry")
         await updates.asking(run.updater, question)
         run.rests.set()
@@ -385,8 +404,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
         answer = remark = ""
         said = "Hermes no longer waited for an answer"
         try:
-            asked = str(context.call_context.state.get(ASKED, ""))
-            answer = read_answer(question, context.message, asked)
+            seen = asked_in(context.current_task) if context.current_task else ""
+            answer = read_answer(question, context.message, seen)
             await self._transport.answer(run.turn, question.question_id, answer)
             said = f"answered: {answer}"
         except NotAnAnswerError as error:
@@ -419,8 +438,11 @@ def _asks(event: TurnEvent, question_id: str) -> bool:
 
 
 def _failed_state(run: _Run, failure: TurnFailure) -> TaskState:
-    """REJECTED is for what never began: nothing to do, no room, too large, shutting down."""
-    if not run.accepted and isinstance(failure, BadRequest | Busy | Draining | TooLarge):
+    """REJECTED is for what never began: nothing to do, no room, too large, shutting down. The
+    provider's own quota is met by a turn that has begun."""
+    if not run.accepted and isinstance(
+        failure, BadRequest | Busy | Draining | QuotaExceeded | TooLarge
+    ):
         return TaskState.TASK_STATE_REJECTED
     return TaskState.TASK_STATE_FAILED
 
@@ -440,7 +462,9 @@ def _refuse_an_answer_to_nobody(context: RequestContext) -> None:
     """A task that waits for an answer, but its turn is gone: the bridge was restarted."""
     if context.current_task is not None:
         raise Interrupted(
-            "the turn that asked is gone", hint="send the message again, without taskId"
+            "the turn that asked is gone",
+            hint="it may have run in part: find out what it did, then send a new message, without "
+            "taskId",
         )
 
 

@@ -7,11 +7,12 @@ import contextlib
 import ctypes
 import logging
 import os
+import secrets
 import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Self
@@ -20,24 +21,35 @@ from urllib.parse import urlsplit
 import psutil
 
 from molecule_hermes.config import PREFIX, Settings, is_loopback
-from molecule_hermes.errors import StartError, Unreachable, redact
+from molecule_hermes.errors import StartError, TurnFailure, Unreachable, redact
 from molecule_hermes.hermes_home import HermesHome
-from molecule_hermes.plugin.settings import restart_settings
-from molecule_hermes.providers import ModelChoice
+from molecule_hermes.plugin.handover import Handover
+from molecule_hermes.plugin.settings import API_KEY, SECRET, restart_settings
+from molecule_hermes.providers import ModelChoice, keys_that_are_set
 
 __all__ = [
-    "SECRET_VARIABLE",
+    "SHARED_TOOLSETS",
     "Credentials",
     "Gateway",
     "api_address",
     "configure",
     "credentials_of",
+    "handover_of",
+    "public_environment",
 ]
 
 logger = logging.getLogger(__name__)
 
-SECRET_VARIABLE = "MOLECULE_A2A_PLATFORM_SHARED_SECRET"  # noqa: S105 - the name of a variable
+SHARED_TOOLSETS = ("session_search", "memory", "cronjob")
+"""What one peer's agent could tell another's through, or run when its turn is over."""
 _PR_SET_PDEATHSIG = 1
+_CHECK_EVERY = 0.2
+_CHECK_TIMEOUT = 5.0
+_LONGEST_BACKOFF = 30.0
+_HANDOVER_TAKES = 10.0
+_TRUE = frozenset({"true", "1", "yes", "on"})
+
+Check = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +61,7 @@ class Credentials:
 
 
 def configure(home: HermesHome, settings: Settings, model: ModelChoice | None) -> Credentials:
-    """Merges what the bridge needs into Hermes's folder.
+    """Merges what the bridge needs into Hermes's folder; secrets are not written.
 
     `model` is None when the folder has a model of its own.
     """
@@ -61,14 +73,9 @@ def configure(home: HermesHome, settings: Settings, model: ModelChoice | None) -
     limits = {"api_server": {"max_concurrent_runs": settings.max_running}}
     home.merge_config({"gateway": limits}, restart_settings() | _workplace(settings))
     home.merge_env(
-        {
-            "API_SERVER_ENABLED": "true",
-            "API_SERVER_KEY": credentials.api_key,
-            "API_SERVER_HOST": host,
-            "API_SERVER_PORT": str(port),
-            # In .env, which wins over the environment inside Hermes (hermes_cli/env_loader.py).
-            SECRET_VARIABLE: credentials.secret,
-        }
+        {"API_SERVER_ENABLED": "true", "API_SERVER_HOST": host, "API_SERVER_PORT": str(port)},
+        # Earlier versions wrote them, and tools can read the file.
+        drop=(API_KEY, SECRET) if settings.owns_home else (),
     )
     return credentials
 
@@ -76,20 +83,61 @@ def configure(home: HermesHome, settings: Settings, model: ModelChoice | None) -
 def _workplace(settings: Settings) -> dict[str, Any]:
     """A folder for the agent's tools, and for the files that it may deliver. Without one that is
     the user's home. In a Hermes folder of the user's own it is the user's to choose."""
-    if settings.hermes_home is not None:
+    if not settings.owns_home:
         return {}
     folder = (settings.state_dir / "work").absolute()
     folder.mkdir(parents=True, exist_ok=True)
     return {"terminal": {"cwd": str(folder)}}
 
 
-def credentials_of(home: HermesHome, settings: Settings) -> Credentials:
-    """The environment's, else the folder's, else new ones."""
+def credentials_of(
+    home: HermesHome, settings: Settings, *, keep_config: bool = False
+) -> Credentials:
+    """The environment's, else those in the user's own folder, else new ones for this start.
+
+    With `keep_config` any folder counts, and a key is made only for an API server that is
+    switched on there: a key alone would switch it on.
+    """
     key, secret = settings.api_server_key, settings.shared_secret
+    kept = home.read_env() if keep_config or not settings.owns_home else {}
+    wanted = not keep_config or kept.get("API_SERVER_ENABLED", "").lower() in _TRUE
+    made = _new_secret() if wanted else ""
     return Credentials(
-        key.get_secret_value() if key else home.secret("API_SERVER_KEY"),
-        secret.get_secret_value() if secret else home.secret(SECRET_VARIABLE),
+        key.get_secret_value() if key else _usable(kept.get(API_KEY, "")) or made,
+        secret.get_secret_value() if secret else _usable(kept.get(SECRET, "")) or _new_secret(),
     )
+
+
+def _usable(secret: str) -> str:
+    """Hermes takes no API key below 16 characters."""
+    return secret if len(secret) >= 16 else ""
+
+
+def _new_secret() -> str:
+    return secrets.token_urlsafe(32)
+
+
+def handover_of(
+    settings: Settings, credentials: Credentials, environ: Mapping[str, str]
+) -> Handover:
+    """What Hermes gets at each start, beside its public environment."""
+    apart = settings.has_several_peers and not settings.shared_memory
+    return Handover(
+        secret=credentials.secret,
+        api_key=credentials.api_key,
+        callbacks=(settings.callback_address,),
+        environ={name: environ[name] for name in keys_that_are_set(environ)},
+        disabled_toolsets=SHARED_TOOLSETS if apart else (),
+    )
+
+
+def public_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the bridge's settings and what Hermes is handed otherwise.
+
+    Tools can print the environment that they inherit.
+    """
+    private = {API_KEY, SECRET, *keys_that_are_set(environ)}
+    return {k: v for k, v in environ.items() if not k.startswith(PREFIX) and k not in private}
 
 
 def api_address(settings: Settings) -> tuple[str, int]:
@@ -101,6 +149,15 @@ def api_address(settings: Settings) -> tuple[str, int]:
             "`up` runs its own Hermes on loopback; use `molecule-hermes serve` for a remote one",
         )
     return ("127.0.0.1" if host == "localhost" else host), parts.port or 80
+
+
+_COMMAND = (
+    sys.executable,
+    # Not from the folder in which it starts, Hermes's: tools can write there.
+    "-P",
+    *("-m", "molecule_hermes.plugin.launcher"),
+    *("hermes", "gateway", "run"),
+)
 
 
 class Gateway:
@@ -115,22 +172,32 @@ class Gateway:
         log_file: Path,
         *,
         environ: Mapping[str, str],
-        command: Sequence[str] = (sys.executable, "-m", "hermes_cli.main", "gateway", "run"),
+        handover: Handover | None = None,
+        command: Sequence[str] = _COMMAND,
         max_restarts: int = 5,
         restart_window: float = 300.0,
         stop_timeout: float = 10.0,
+        start_timeout: float = 120.0,
         on_change: Callable[[str], None] = logger.info,
     ) -> None:
         self.home = home
         self.log_file = log_file
         self._environ = environ
+        self.handover = handover or Handover()
+        """Given to each process that is started, over its standard input."""
         self._command = command
         self._max_restarts = max_restarts
         self._restart_window = restart_window
         self._stop_timeout = stop_timeout
+        self._start_timeout = start_timeout
         self._on_change = on_change
         self.hasten = asyncio.Event()
         """Set to kill Hermes instead of waiting for it at the end."""
+        self.restarts = 0
+        """How often Hermes was started again."""
+        self._check: Check | None = None
+        self._has_served = False
+        """It can start here, so whatever keeps it from that now may pass."""
         self._deaths: deque[float] = deque()
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -148,8 +215,12 @@ class Gateway:
                 "the Hermes gateway is not running", hint=f"its log is {self.log_file}"
             )
 
+    def watch(self, check: Check) -> None:
+        """`check` passes once Hermes serves turns. A death after that is not a failed start."""
+        self._check = check
+
     async def failed(self) -> None:
-        """Returns only by raising, when Hermes cannot be kept running."""
+        """Returns only by raising, when Hermes cannot be started."""
         if self._supervisor is not None:
             await asyncio.shield(self._supervisor)
 
@@ -191,12 +262,10 @@ class Gateway:
             self._log.close()
 
     async def _start(self) -> None:
-        # The bridge's own settings hold peers' tokens, and Hermes's tools can print their
-        # environment.
-        environ = {k: v for k, v in self._environ.items() if not k.startswith(PREFIX)}
+        environ = public_environment(self._environ)
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=self._log,
             stderr=asyncio.subprocess.STDOUT,
             env=environ
@@ -208,26 +277,80 @@ class Gateway:
             start_new_session=True,
             preexec_fn=_die_with_parent,
         )
+        await self._hand_over(self._process)
+
+    async def _hand_over(self, process: asyncio.subprocess.Process) -> None:
+        if process.stdin is None:
+            return
+        # If it dies meanwhile, the supervisor sees to it.
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(_HANDOVER_TAKES):
+                process.stdin.write(self.handover.to_bytes())
+                await process.stdin.drain()
+                process.stdin.close()
+                await process.stdin.wait_closed()
 
     async def _supervise(self) -> None:
+        """Starts Hermes again whenever it dies, ever later; gives up only if it cannot start.
+
+        A tool of one peer's turn can kill Hermes as often as it likes. That must not end the
+        bridge for all others, so a death counts against MAX_RESTARTS only if Hermes never served.
+        Nor must a tool that takes Hermes's port while it is down.
+        """
         while True:
             if self._process is None:
                 raise StartError("Hermes was never started")
-            code = await self._process.wait()
+            await self._lifetime(self._process)
+            code = self._process.returncode
             await asyncio.to_thread(_kill, _left_by(self.home))
-            self._deaths.append(time.monotonic())
-            while self._deaths[0] < time.monotonic() - self._restart_window:
-                self._deaths.popleft()
-            if len(self._deaths) > self._max_restarts:
+            deaths = self._count_death()
+            if not self._has_served and deaths > self._max_restarts:
                 raise StartError(
-                    f"Hermes ended {len(self._deaths)} times in {self._restart_window:g} s "
-                    f"(the last time with code {code})",
+                    f"Hermes ended {deaths} times in {self._restart_window:g} s before it was "
+                    f"ready (the last time with code {code})",
                     f"its log is {self.log_file}; the last lines:\n{self.log_tail()}",
                 )
-            wait = min(2.0 ** (len(self._deaths) - 1), 30.0)
+            wait = min(2.0 ** (deaths - 1), _LONGEST_BACKOFF)
             self._on_change(f"Hermes ended with code {code}; starting it again in {wait:g} s")
             await asyncio.sleep(wait)
+            self.restarts += 1
             await self._start()
+
+    async def _lifetime(self, process: asyncio.subprocess.Process) -> None:
+        """Waits for the end of the process, and ends one that no longer comes to serve turns:
+        Hermes runs on without a platform whose port it found taken."""
+        ended = asyncio.create_task(process.wait())
+        overdue = time.monotonic() + self._start_timeout
+        try:
+            while not ended.done():
+                await asyncio.wait({ended}, timeout=_CHECK_EVERY)
+                if not ended.done() and await self._serves():
+                    self._has_served = True
+                    await ended
+                elif self._has_served and time.monotonic() > overdue and not ended.done():
+                    logger.warning("Hermes runs, but does not serve turns; killing it")
+                    process.kill()
+                    await ended
+        finally:
+            ended.cancel()
+
+    async def _serves(self) -> bool:
+        if self._check is None:
+            return False
+        try:
+            async with asyncio.timeout(_CHECK_TIMEOUT):
+                await self._check()
+        except (TurnFailure, TimeoutError):
+            return False
+        return True
+
+    def _count_death(self) -> int:
+        """How many lie within RESTART_WINDOW, this one included."""
+        now = time.monotonic()
+        self._deaths.append(now)
+        while self._deaths[0] < now - self._restart_window:
+            self._deaths.popleft()
+        return len(self._deaths)
 
     async def _stop(self) -> None:
         process, pid = self._process, self.pid

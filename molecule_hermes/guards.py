@@ -1,17 +1,10 @@
-"""What a request must pass before the SDK sees it: host, peer token, media type, size."""
+"""What a request must pass before the SDK sees it: host and peer token."""
 
 from __future__ import annotations
 
-import asyncio
 import hmac
-import json
-import logging
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Awaitable, Collection, Iterable, Mapping
 
-from a2a.server.jsonrpc_models import JSONParseError
-from a2a.server.request_handlers.response_helpers import build_error_response
-from a2a.utils.error_handlers import build_rest_error_payload
-from a2a.utils.errors import A2AError, ContentTypeNotSupportedError, InvalidRequestError
 from pydantic import SecretStr
 from starlette.authentication import (
     AuthCredentials,
@@ -20,35 +13,90 @@ from starlette.authentication import (
     SimpleUser,
 )
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["BodyGuard", "HostGuard", "LineGuard", "PeerTokens", "refuse_peer"]
+from molecule_hermes.config import is_loopback
 
-logger = logging.getLogger(__name__)
+__all__ = [
+    "HostGuard",
+    "LineGuard",
+    "OpenRoutes",
+    "PeerTokens",
+    "is_local",
+    "refuse_overload",
+    "refuse_peer",
+]
 
 
 class PeerTokens(AuthenticationBackend):
     """The bearer token's name is the peer. Without tokens everybody is the same nameless peer."""
 
-    def __init__(self, tokens: Mapping[str, SecretStr], open_paths: Collection[str]) -> None:
+    def __init__(self, tokens: Mapping[str, SecretStr]) -> None:
         self._tokens = {n: t.get_secret_value().encode() for n, t in tokens.items()}
-        self._open_paths = open_paths
 
     async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, SimpleUser] | None:
-        if not self._tokens or conn.scope["path"] in self._open_paths:
+        if not self._tokens:
             return None
-        scheme, _, token = conn.headers.get("authorization", "").partition(" ")
-        peer = self._peer(token.strip().encode("utf-8", "surrogateescape"))
-        if scheme.lower() != "bearer" or peer is None:
+        peer = self.peer_of(conn)
+        if peer is None:
             raise AuthenticationError("a bearer token of this agent is needed")
         return AuthCredentials(["authenticated"]), SimpleUser(peer)
 
-    def _peer(self, token: bytes) -> str | None:
-        """Compares with every token, each in constant time, so that timing tells nothing."""
-        matches = [n for n, known in self._tokens.items() if hmac.compare_digest(known, token)]
-        return matches[0] if matches else None
+    def peer_of(self, conn: HTTPConnection) -> str | None:
+        """The peer whose token the request carries.
+
+        Compares with every token, each in constant time, so that timing tells nothing.
+        """
+        scheme, _, token = conn.headers.get("authorization", "").partition(" ")
+        given = token.strip().encode("utf-8", "surrogateescape")
+        matches = [n for n, known in self._tokens.items() if hmac.compare_digest(known, given)]
+        return matches[0] if matches and scheme.lower() == "bearer" else None
+
+
+_FORWARDED = ("forwarded", "via", "x-real-ip")
+
+
+def is_local(conn: HTTPConnection) -> bool:
+    """Whether the request comes from this machine itself, and not through a proxy on it.
+
+    The host name must be a loopback one, too: otherwise a page in a browser on this machine could
+    ask by pointing a name of its own at 127.0.0.1 (DNS rebinding).
+    """
+    if conn.client is None or not is_loopback(conn.client.host):
+        return False
+    if not is_loopback(conn.url.hostname or ""):
+        return False
+    return not any(n in _FORWARDED or n.startswith("x-forwarded") for n in conn.headers)
+
+
+class OpenRoutes:
+    """Serves a few exact paths without a token, and hands every other request on to `app`.
+
+    The routes themselves refuse methods other than GET and HEAD, so a request to an open path never
+    reaches `app`, whatever is mounted there.
+    """
+
+    def __init__(self, routes: Iterable[Route], app: ASGIApp) -> None:
+        self._routes = {route.path: route for route in routes}
+        self._app = app
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        route = self._routes.get(scope["path"])
+        if route is not None:
+            return route.handle(scope, receive, send)
+        return self._app(scope, receive, send)
+
+
+def refuse_overload(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+    """Answers a request on a connection that is over the limits."""
+    message = "too many connections; try again in a few seconds"
+    headers = {"Retry-After": "5", "Connection": "close"}
+    return JSONResponse({"error": {"code": 503, "message": message}}, 503, headers)(
+        scope, receive, send
+    )
 
 
 def refuse_peer(conn: HTTPConnection, error: AuthenticationError) -> Response:
@@ -107,109 +155,3 @@ class LineGuard:
 
 
 _LINE_ENDS = tuple((c.encode(), f"\\u{ord(c):04x}".encode()) for c in "\x85\u2028\u2029")
-
-
-class BodyGuard:
-    """Reads the whole body, within a size and a time, and hands it on.
-
-    The SDK has no limit of its own and reads it whole anyway.
-    """
-
-    def __init__(
-        self, app: ASGIApp, limit: int, rpc_paths: Collection[str], timeout: float = 30.0
-    ) -> None:
-        self._app = app
-        self._limit = limit
-        self._rpc_paths = rpc_paths
-        self._timeout = timeout
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] in ("POST", "PUT", "PATCH"):
-            try:
-                receive = await self._checked(scope, receive)
-            except _RefusedError as refused:
-                await self._refuse(scope, *refused.args)(scope, receive, send)
-                return
-            except ClientDisconnect:
-                return
-        await self._app(scope, receive, send)
-
-    async def _checked(self, scope: Scope, receive: Receive) -> Receive:
-        """What receives the body that has been read and found good."""
-        headers = HTTPConnection(scope).headers
-        length = headers.get("content-length", "")
-        if length.isdigit() and int(length) > self._limit:
-            raise self._too_large()
-        try:
-            async with asyncio.timeout(self._timeout):
-                body = await self._read(receive)
-        except TimeoutError:
-            raise _RefusedError(
-                408, InvalidRequestError("the body did not arrive in time")
-            ) from None
-        if body and not _is_json(headers.get("content-type", "")):
-            raise _RefusedError(415, ContentTypeNotSupportedError("send application/json"))
-        if body and not _is_readable(body):
-            raise _RefusedError(400, InvalidRequestError("the body is not JSON that can be read"))
-        return _replay(body, receive)
-
-    def _too_large(self) -> _RefusedError:
-        return _RefusedError(
-            413, InvalidRequestError(f"the body is larger than {self._limit} bytes")
-        )
-
-    async def _read(self, receive: Receive) -> bytes:
-        body = bytearray()
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            body += message.get("body", b"")
-            if len(body) > self._limit:
-                raise self._too_large()
-            if not message.get("more_body"):
-                return bytes(body)
-
-    def _refuse(self, scope: Scope, status: int, error: A2AError) -> Response:
-        if scope["path"] in self._rpc_paths:
-            # JSON-RPC tells what is wrong with a body inside the envelope; its clients read no 415.
-            told = JSONParseError(message=str(error)) if status == 400 else error
-            payload = build_error_response(None, told)
-            return JSONResponse(payload, 200 if status in (400, 415) else status)
-        payload = build_rest_error_payload(error)
-        payload["error"]["code"] = status
-        return JSONResponse(payload, status)
-
-
-class _RefusedError(Exception):
-    """With the status, and what is told."""
-
-
-def _is_json(content_type: str) -> bool:
-    media_type = content_type.partition(";")[0].strip().lower()
-    return media_type == "application/json" or (
-        media_type.startswith("application/") and media_type.endswith("+json")
-    )
-
-
-def _is_readable(body: bytes) -> bool:
-    """Whether the SDK gets through the body: on bad UTF-8, endless nesting or digits, and half a
-    character (`\\ud800`) it raises what reaches the peer as an internal error with its text.
-    """
-    try:
-        json.dumps(json.loads(body.decode()), ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """Gives the body once, and does not hold it longer."""
-    bodies = [body]
-
-    async def replay() -> Message:
-        if not bodies:
-            return await receive()
-        return {"type": "http.request", "body": bodies.pop(), "more_body": False}
-
-    return replay

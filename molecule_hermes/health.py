@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from molecule_hermes.errors import TurnFailure
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
-__all__ = ["Health", "Report"]
+from molecule_hermes import __version__
+from molecule_hermes.errors import TurnFailure, without_addresses
+
+__all__ = ["Health", "Report", "probe_routes"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +31,14 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         return {"ready": self.ready, "parts": {k: dict(v) for k, v in self.parts.items()}}
+
+    def without_addresses(self) -> Report:
+        """The report for a caller that is not known."""
+        parts = {
+            name: {k: without_addresses(v) if isinstance(v, str) else v for k, v in part.items()}
+            for name, part in self.parts.items()
+        }
+        return Report(self.ready, parts)
 
     @property
     def reason(self) -> str:
@@ -77,3 +90,29 @@ class Health:
             logger.exception("the readiness check of %s failed", name)
             return {"ok": False, "reason": "the check itself failed", "hint": "see the log"}
         return {"ok": True}
+
+
+def probe_routes(
+    health: Health, warnings: Sequence[str], knows: Callable[[HTTPConnection], bool]
+) -> list[Route]:
+    """The probes. Only a caller that `knows` accepts is told addresses and paths."""
+
+    async def live(request: Request) -> JSONResponse:
+        return JSONResponse({"live": True, "version": __version__})
+
+    async def ready(request: Request) -> JSONResponse:
+        report = await health.ready()
+        remarks = list(warnings)
+        if not knows(request):
+            report = report.without_addresses()
+            remarks = [without_addresses(remark) for remark in remarks]
+        body = report.as_dict() | ({"warnings": remarks} if remarks else {})
+        return JSONResponse(body, 200 if report.ready else 503)
+
+    async def startup(request: Request) -> JSONResponse:
+        if not health.started:
+            return await ready(request)
+        return JSONResponse({"started": True})
+
+    endpoints = {"/livez": live, "/readyz": ready, "/startupz": startup, "/healthz": ready}
+    return [Route(path, endpoint) for path, endpoint in endpoints.items()]

@@ -12,14 +12,15 @@ import io
 import json
 import os
 import re
-import secrets
 import tempfile
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
+from dotenv import dotenv_values
+from dotenv.parser import parse_stream
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
@@ -31,7 +32,6 @@ __all__ = ["HermesHome", "write_atomically"]
 _STAMP = ".molecule-hermes.json"
 _LOCK = ".molecule-hermes.lock"
 _BOOLEANS = {"on", "off", "yes", "no", "y", "n", "true", "false", "null", "~"}
-_ENV_LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=(.*)")
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
@@ -160,45 +160,55 @@ class HermesHome:
         return None if _fingerprint(block) == stamp else block
 
     def read_env(self) -> dict[str, str]:
-        values = {}
-        for line in self._env_lines():
-            if found := _ENV_LINE.fullmatch(line):
-                values[found[1]] = re.sub(r"(['\"])(.*)\1", r"\2", found[2].strip())
-        return values
+        """The variables as Hermes reads them: python-dotenv, with `${NAME}` expanded."""
+        values = dotenv_values(stream=io.StringIO(self._env_text()))
+        return {name: value for name, value in values.items() if value is not None}
 
-    def merge_env(self, values: Mapping[str, str]) -> None:
-        """Sets variables in .env, each in its place; comments and other lines stay."""
-        rest = dict(values)
-        lines = []
-        for line in self._env_lines():
-            found = _ENV_LINE.fullmatch(line)
-            if not found or found[1] not in values:
-                lines.append(line)
-            elif found[1] in rest:
-                lines.append(f"{found[1]}={_quoted(rest.pop(found[1]))}")
-        lines += [f"{name}={_quoted(value)}" for name, value in rest.items()]
-        write_atomically(self.env_file, "\n".join(lines) + "\n")
+    def merge_env(self, values: Mapping[str, str], drop: Collection[str] = ()) -> None:
+        """Sets variables in .env, each in its place, and drops others; the other lines stay.
 
-    def secret(self, name: str) -> str:
-        """The secret of that name in .env, or a new one where it is missing or too short.
-
-        Hermes takes no API key below 16 characters.
+        Raises `StartError` for a value that no .env can hold.
         """
-        known = self.read_env().get(name, "")
-        return known if len(known) >= 16 else secrets.token_urlsafe(32)
+        rest = dict(values)
+        kept = []
+        for binding in parse_stream(io.StringIO(self._env_text())):
+            if binding.key in drop:
+                continue
+            if binding.key not in values:
+                kept.append(binding.original.string)
+            elif binding.key in rest:
+                kept.append(_env_line(binding.key, rest.pop(binding.key)))
+        text = "".join(kept)
+        text += "" if not text or text.endswith("\n") else "\n"
+        text += "".join(_env_line(name, value) for name, value in rest.items())
+        self._require_readable(text, values)
+        write_atomically(self.env_file, text)
 
-    def _env_lines(self) -> list[str]:
+    def _env_text(self) -> str:
         try:
-            return self.env_file.read_text(encoding="utf-8").splitlines()
+            return self.env_file.read_text(encoding="utf-8")
         except FileNotFoundError:
-            return []
+            return ""
         except UnicodeDecodeError as error:
             raise StartError(f"{self.env_file} is not UTF-8", "mend it, or move it away") from error
 
+    def _require_readable(self, text: str, values: Mapping[str, str]) -> None:
+        """Quotes, backslashes and `${` cannot always be written so that dotenv reads them back."""
+        read = dotenv_values(stream=io.StringIO(text))
+        for name, value in values.items():
+            if read.get(name) != value:
+                raise StartError(
+                    f"the value of {name} cannot be written into {self.env_file}",
+                    "choose one of letters and digits",
+                )
 
-def _quoted(value: str) -> str:
-    """As Hermes's dotenv reads it back: a bare value ends at ` #` and at its outer spaces."""
-    return value if re.fullmatch(r"[\w.~+/=:@%-]*", value, re.ASCII) else f"'{value}'"
+
+def _env_line(name: str, value: str) -> str:
+    """A bare value ends at ` #` and at its outer spaces, and may not begin with a quote."""
+    if re.fullmatch(r"[\w.~+/=:@%-]*", value, re.ASCII):
+        return f"{name}={value}\n"
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"{name}='{escaped}'\n"
 
 
 def _merge(target: MutableMapping[str, Any], changes: Mapping[str, Any], *, replace: bool) -> None:

@@ -23,16 +23,21 @@ from molecule_hermes.enablement import (
 )
 from molecule_hermes.errors import AuthFailure, ConfigError, Draining, StartError, TurnFailure
 from molecule_hermes.gateway import (
+    SHARED_TOOLSETS,
     Credentials,
     Gateway,
     api_address,
     configure,
     credentials_of,
+    handover_of,
+    public_environment,
 )
 from molecule_hermes.hermes_home import HermesHome
+from molecule_hermes.plugin.settings import API_KEY, SECRET
 from molecule_hermes.ports import require_free_port
 from molecule_hermes.providers import ModelChoice, choose_model, demo_choice, keys_that_are_set
 from molecule_hermes.server import Bridge
+from molecule_hermes.state_dir import make_private
 from molecule_hermes.terminal import command_name
 from molecule_hermes.transports.base import Transport
 from molecule_hermes.way import (
@@ -66,6 +71,7 @@ async def up(
         await serve(settings, environ, say)
         return
     settings.require_safe_exposure()
+    make_private(settings.state_dir)
     home = HermesHome(settings.home)
     gateway = Gateway(
         home,
@@ -83,12 +89,13 @@ async def up(
         home.create()
         stack.enter_context(home.held())
         model, foreign = await _model(home, settings, environ, stack, keep_config)
-        credentials = credentials_of(home, settings)
+        credentials = credentials_of(home, settings, keep_config=keep_config)
         if not keep_config:
             credentials = configure(home, settings, None if foreign else model)
             if way != "chat":
                 enable(home, settings)
         _introduce(settings, environ, model, home, say)
+        gateway.handover = handover_of(settings, credentials, environ)
         await stack.enter_async_context(gateway)
         run = _Run(settings, environ, model, credentials, gateway, signals, say)
         await run.on_the_way(way)
@@ -127,6 +134,10 @@ class _Run:
             checks=checks,
             warnings=warnings,
         ) as bridge:
+            self.gateway.watch(transport.check)
+            bridge.metrics.watch(
+                "hermes_restarts", "Restarts of Hermes so far", lambda: self.gateway.restarts
+            )
             self.signals.again = [bridge.hasten.set, self.gateway.hasten.set]
             waits = [self._until_ready(bridge, way), self.gateway.failed()]
             if way == "plugin":
@@ -192,7 +203,8 @@ class _Run:
 
     async def _diagnosis(self, state: Mapping[str, object] | None) -> NotBoundError:
         logs = [self.gateway.log_file, *(self.gateway.home.path / "logs").glob("*.log")]
-        hermes = Hermes(self.gateway.home, self.environ, logs=logs, url=self.settings.platform_url)
+        environ = public_environment(self.environ)
+        hermes = Hermes(self.gateway.home, environ, logs=logs, url=self.settings.platform_url)
         return await asyncio.to_thread(diagnose, hermes, state)
 
 
@@ -221,6 +233,11 @@ async def serve(
     transport = transport_for(way, settings, known_credentials(settings))
     where = "nowhere (smoke mode)" if settings.smoke_mode else address_of(way, settings)
     _warn_of_typos(environ, say)
+    make_private(settings.state_dir)
+    if settings.has_several_peers and not settings.shared_memory:
+        say(
+            "  warning  whether the peers' agents share a memory is up to that Hermes's config.yaml"
+        )
     with _Signals() as signals:
         async with Bridge(settings, transport) as bridge:
             say(f"the agent is at {bridge.url}; Hermes is expected at {where}")
@@ -275,7 +292,19 @@ def _introduce(
     say(f"  home     {home.path}")
     if settings.peer_tokens:
         say(f"  peers    {', '.join(settings.peer_tokens)}")
+    if settings.has_several_peers:
+        say(_sharing(settings))
+    if not settings.owns_home and {API_KEY, SECRET} & home.read_env().keys():
+        say(f"  warning  {home.env_file} has {API_KEY} or {SECRET}, and the agent's tools can")
+        say("           read it; without these lines `up` makes new ones at each start")
     _warn_of_typos(environ, say)
+
+
+def _sharing(settings: Settings) -> str:
+    toolsets = ", ".join(SHARED_TOOLSETS)
+    if settings.shared_memory:
+        return f"  warning  the peers' agents share {toolsets}: what one is told, another may learn"
+    return f"  apart    {toolsets} are off (MOLECULE_HERMES_SHARED_MEMORY=true shares them)"
 
 
 def _warn_of_typos(environ: Mapping[str, str], say: Say) -> None:

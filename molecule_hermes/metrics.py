@@ -49,6 +49,13 @@ class Metrics:
             registry=self._registry,
         )
 
+        self._closed = Counter(
+            "molecule_hermes_closed_connections",
+            "Connections that the server closed or refused on its own account, by reason",
+            ["reason"],
+            registry=self._registry,
+        )
+
     def turn_ended(self, state: str, kind: str, seconds: float, first_text: float | None) -> None:
         self._turns.labels(state, kind).inc()
         self._seconds.observe(seconds)
@@ -60,6 +67,9 @@ class Metrics:
 
     def subscriber_dropped(self) -> None:
         self._dropped.inc()
+
+    def connection_closed(self, reason: str) -> None:
+        self._closed.labels(reason).inc()
 
     def watch(self, name: str, what: str, figure: Callable[[], float]) -> None:
         """A figure that is asked for whenever somebody looks."""

@@ -22,6 +22,8 @@ def executor_parts(settings: Settings, transport: Transport) -> dict[str, Any]:
             settings.max_waiting_of_peer,
             max_running_of_peer=_running_of_peer(settings),
             max_waiting_bytes=settings.max_waiting_bytes,
+            max_paused=settings.max_questions,
+            max_paused_of_peer=settings.max_questions_of_peer,
         ),
         "attachments": Attachments(
             transport.features,
@@ -36,7 +38,7 @@ def executor_parts(settings: Settings, transport: Transport) -> dict[str, Any]:
 
 
 def _running_of_peer(settings: Settings) -> int:
-    """One place is left to others: turns that wait for their peer's answer hold theirs long."""
+    """With several peers, none takes the last place."""
     if settings.max_running_of_peer or len(settings.peer_tokens) < 2:
         return settings.max_running_of_peer
     return max(1, settings.max_running - 1)

@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 MAX_CONFIGS = 8
 """Webhooks of one task."""
+MAX_CONFIG = 16 * 1024
+"""Bytes of a configuration: its URL, its token and its credentials."""
 _CONNECTIONS = 256
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 
@@ -57,6 +59,8 @@ class PushConfigs(PushNotificationConfigStore):
         notification_config: TaskPushNotificationConfig,
         context: ServerCallContext,
     ) -> TaskPushNotificationConfig | None:
+        if notification_config.ByteSize() > MAX_CONFIG:
+            raise InvalidParamsError(f"a push configuration has at most {MAX_CONFIG:,} bytes")
         if any(not value.isprintable() for value in _headers(notification_config).values()):
             raise InvalidParamsError("a webhook's token and credentials have no control characters")
         known = await self._stored.get_info(task_id, context)

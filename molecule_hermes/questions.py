@@ -13,7 +13,6 @@ from molecule_hermes.names import safe_name
 from molecule_hermes.turns import Question
 
 __all__ = [
-    "ASKED",
     "NOBODY_TO_ASK",
     "NotAnAnswerError",
     "asked_in",
@@ -22,8 +21,6 @@ __all__ = [
     "refusal",
 ]
 
-ASKED = "molecule_hermes.asked"
-"""Under this name a request says which question its peer had seen when it arrived."""
 NOBODY_TO_ASK = "Nobody can be asked now. Choose what is safest and say what you assumed."
 DENY = "deny"
 

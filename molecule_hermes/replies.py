@@ -6,10 +6,10 @@ is over; a callback for anybody else is stale.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Literal, Self
 
 from molecule_hermes.errors import Draining, EmptyReply, InternalFailure, TurnFailure
-from molecule_hermes.queues import Queue
 from molecule_hermes.turns import (
     Cancelled,
     Completed,
@@ -48,7 +48,7 @@ class Reply:
     def __init__(self, replies: Replies, message_id: str) -> None:
         self._replies = replies
         self.message_id = message_id
-        self._events: Queue[TurnEvent | None] = Queue()
+        self._events: asyncio.Queue[TurnEvent | None] = asyncio.Queue()
         self._early: dict[int, TurnEvent] = {}
         self._next = 0
         self.ended = False

@@ -16,6 +16,7 @@ from molecule_hermes.turns import FileProduced, Question, ToolProgress, Turn
 
 __all__ = [
     "asking",
+    "canceled",
     "explain",
     "fail",
     "file",
@@ -86,6 +87,12 @@ def fail(task: Task, failure: TurnFailure) -> None:
     )
     task.status.CopyFrom(TaskStatus(state=TaskState.TASK_STATE_FAILED, message=message))
     task.status.timestamp.GetCurrentTime()
+
+
+def canceled(task: Task) -> TaskStatusUpdateEvent:
+    status = TaskStatus(state=TaskState.TASK_STATE_CANCELED)
+    status.timestamp.GetCurrentTime()
+    return TaskStatusUpdateEvent(task_id=task.id, context_id=task.context_id, status=status)
 
 
 def status_of(task: Task) -> TaskStatusUpdateEvent:

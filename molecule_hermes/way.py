@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from molecule_hermes.config import Settings
-from molecule_hermes.gateway import SECRET_VARIABLE, Credentials
+from molecule_hermes.gateway import Credentials
 from molecule_hermes.hermes_home import HermesHome
+from molecule_hermes.plugin.settings import API_KEY, SECRET
 from molecule_hermes.transports.base import Transport
 from molecule_hermes.transports.chat import ChatTransport
 from molecule_hermes.transports.plugin import PluginTransport
@@ -31,8 +32,8 @@ def known_credentials(settings: Settings) -> Credentials:
     key, secret = settings.api_server_key, settings.shared_secret
     kept = HermesHome(settings.home).read_env()
     return Credentials(
-        key.get_secret_value() if key else kept.get("API_SERVER_KEY", ""),
-        secret.get_secret_value() if secret else kept.get(SECRET_VARIABLE, ""),
+        key.get_secret_value() if key else kept.get(API_KEY, ""),
+        secret.get_secret_value() if secret else kept.get(SECRET, ""),
     )
 
 

@@ -3,6 +3,7 @@
     Inbound    bridge → plugin   POST /a2a/inbound   a peer's message
     Cancel     bridge → plugin   POST /a2a/cancel    stop that message's turn
     Answer     bridge → plugin   POST /a2a/answer    the peer's answer to a question
+    Check      bridge → plugin   POST /a2a/check     would a message of this bridge be taken?
     Callback   plugin → bridge   POST callback_url   what a turn does; its `body` says which
 
 Every `parse` takes the raw body or the decoded object; it returns the value, or raises
@@ -29,6 +30,7 @@ from molecule_hermes.errors import TurnFailure, failure_from_dict
 __all__ = [
     "ANSWER_PATH",
     "CANCEL_PATH",
+    "CHECK_PATH",
     "DEFAULT_CALLBACK_PORT",
     "DEFAULT_PLATFORM_PORT",
     "HEALTH_PATH",
@@ -44,6 +46,7 @@ __all__ = [
     "Body",
     "Callback",
     "Cancel",
+    "Check",
     "Clarify",
     "Delta",
     "File",
@@ -66,6 +69,7 @@ HEALTH_PATH = "/a2a/health"
 INBOUND_PATH = "/a2a/inbound"
 CANCEL_PATH = "/a2a/cancel"
 ANSWER_PATH = "/a2a/answer"
+CHECK_PATH = "/a2a/check"
 REPLY_PATH = "/a2a/reply"
 
 MAX_BODY_BYTES = 32 * 2**20
@@ -139,7 +143,11 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Inbound:
-    """A peer's message on its way into Hermes."""
+    """A peer's message on its way into Hermes.
+
+    `bridge` names one life of the bridge; a message that has it takes answers and cancels only
+    with the same name.
+    """
 
     chat_id: str
     peer_id: str
@@ -149,6 +157,7 @@ class Inbound:
     peer_name: str = ""
     attachments: tuple[Attachment, ...] = ()
     metadata: Origin = Origin()
+    bridge: str = ""
 
     @classmethod
     def parse(cls, data: object) -> Self:
@@ -163,6 +172,7 @@ class Inbound:
             peer_name=fields.label("peer_name", default=""),
             attachments=tuple(Attachment.parse(item) for item in attachments),
             metadata=Origin.parse(fields.get("metadata") or {}),
+            bridge=fields.label("bridge", default=""),
         )
 
     def to_json(self) -> dict[str, object]:
@@ -178,19 +188,35 @@ class Inbound:
             data["attachments"] = [item.to_json() for item in self.attachments]
         if metadata := self.metadata.to_json():
             data["metadata"] = metadata
-        return data
+        return data | _named(self.bridge)
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
     message_id: str
+    bridge: str = ""
 
     @classmethod
     def parse(cls, data: object) -> Self:
-        return cls(message_id=_Fields(data).id("message_id"))
+        fields = _Fields(data)
+        return cls(message_id=fields.id("message_id"), bridge=fields.label("bridge", default=""))
 
     def to_json(self) -> dict[str, object]:
-        return {"message_id": self.message_id}
+        return {"message_id": self.message_id} | _named(self.bridge)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Asks whether a message with this callback address would be taken."""
+
+    callback_url: str
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        return cls(callback_url=_Fields(data).url("callback_url"))
+
+    def to_json(self) -> dict[str, object]:
+        return {"callback_url": self.callback_url}
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +226,7 @@ class Answer:
     message_id: str
     question_id: str
     answer: str
+    bridge: str = ""
 
     @classmethod
     def parse(cls, data: object) -> Self:
@@ -208,6 +235,7 @@ class Answer:
             message_id=fields.id("message_id"),
             question_id=fields.id("question_id"),
             answer=fields.text("answer"),
+            bridge=fields.label("bridge", default=""),
         )
 
     def to_json(self) -> dict[str, object]:
@@ -215,7 +243,7 @@ class Answer:
             "message_id": self.message_id,
             "question_id": self.question_id,
             "answer": self.answer,
-        }
+        } | _named(self.bridge)
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,6 +526,10 @@ class Callback:
             "reply_to": self.reply_to,
             "metadata": metadata,
         }
+
+
+def _named(bridge: str) -> dict[str, object]:
+    return {"bridge": bridge} if bridge else {}
 
 
 def _body(metadata: _Fields) -> Body:

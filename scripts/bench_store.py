@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What storing a task costs: our SQLite store beside the SDK's own, and memory.
+"""What storing a task costs: our registry over SQLite and memory, beside the SDK's own store.
 
     .venv/bin/python scripts/bench_store.py
 
@@ -15,16 +15,19 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Protocol
 
 import uvloop
 from a2a.server.context import ServerCallContext
 from a2a.server.tasks import DatabaseTaskStore, TaskStore
-from a2a.types import Message, Part, Task, TaskState, TaskStatus
+from a2a.types import Artifact, Message, Part, Task, TaskArtifactUpdateEvent, TaskState, TaskStatus
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from molecule_hermes.store import CheckpointedStore
+from molecule_hermes.protocol.task_log import TaskEvent
+from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.stores.memory import MemoryTaskStore
 from molecule_hermes.stores.sqlite import SqliteTaskStore
+from molecule_hermes.updates import status_of
 
 ROUNDS = 5
 STATES = (
@@ -35,27 +38,84 @@ STATES = (
 CONTEXT = ServerCallContext()
 
 
+class Tasks(Protocol):
+    """Stores a task whenever it changes."""
+
+    async def set_state(self, task: Task) -> None: ...
+
+    async def add_text(self, task: Task, text: str) -> None: ...
+
+
+class Saved:
+    """The SDK saves the whole task after every event."""
+
+    def __init__(self, store: TaskStore) -> None:
+        self._store = store
+
+    async def set_state(self, task: Task) -> None:
+        await self._store.save(task, CONTEXT)
+
+    async def add_text(self, task: Task, text: str) -> None:
+        if not task.artifacts:
+            task.artifacts.add(artifact_id="reply")
+        task.artifacts[0].parts.add(text=text)
+        await self._store.save(task, CONTEXT)
+
+
+class Logged:
+    """Events go to the log of their task."""
+
+    def __init__(self, tasks: TaskRegistry, commits: Callable[[], int] | None = None) -> None:
+        self._tasks = tasks
+        self.commits = commits
+
+    async def set_state(self, task: Task) -> None:
+        if log := self._tasks.log(task.id, CONTEXT):
+            await log.enqueue_event(status_of(task))
+        else:
+            new = Task(id=task.id, context_id=task.context_id)
+            await self._tasks.begin(new, CONTEXT).enqueue_event(task)
+
+    async def add_text(self, task: Task, text: str) -> None:
+        artifact = Artifact(artifact_id="reply", parts=[Part(text=text)])
+        log = self._tasks.log(task.id, CONTEXT)
+        assert log is not None
+        await log.enqueue_event(
+            TaskArtifactUpdateEvent(
+                task_id=task.id, context_id=task.context_id, artifact=artifact, append=True
+            )
+        )
+
+
+async def no_webhooks(task_id: str, event: TaskEvent) -> None:
+    pass
+
+
 @contextlib.asynccontextmanager
-async def sdk_sqlite(folder: Path) -> AsyncIterator[TaskStore]:
+async def sdk_sqlite(folder: Path) -> AsyncIterator[Tasks]:
     engine = create_async_engine(f"sqlite+aiosqlite:///{folder}/sdk.db")
     store = DatabaseTaskStore(engine)
     await store.initialize()
-    yield store
+    yield Saved(store)
     await engine.dispose()
 
 
 @contextlib.asynccontextmanager
-async def our_sqlite(folder: Path) -> AsyncIterator[TaskStore]:
-    async with SqliteTaskStore(folder / "tasks.db") as disk, CheckpointedStore(disk) as store:
-        yield store
+async def our_sqlite(folder: Path) -> AsyncIterator[Tasks]:
+    async with (
+        SqliteTaskStore(folder / "tasks.db") as disk,
+        TaskRegistry(disk, no_webhooks) as tasks,
+    ):
+        yield Logged(tasks, lambda: disk.database.commits)
 
 
 @contextlib.asynccontextmanager
-async def memory(folder: Path) -> AsyncIterator[TaskStore]:
-    yield MemoryTaskStore()
+async def memory(folder: Path) -> AsyncIterator[Tasks]:
+    async with TaskRegistry(MemoryTaskStore(), no_webhooks) as tasks:
+        yield Logged(tasks)
 
 
-Open = Callable[[Path], contextlib.AbstractAsyncContextManager[TaskStore]]
+Open = Callable[[Path], contextlib.AbstractAsyncContextManager[Tasks]]
 STORES: dict[str, Open] = {
     "memory": memory,
     "SQLite, ours": our_sqlite,
@@ -68,7 +128,7 @@ def new_task(name: str) -> Task:
     return Task(id=name, context_id="c", status=TaskStatus(), history=[message])
 
 
-async def turns(store: TaskStore, count: int, writers: int) -> None:
+async def turns(tasks: Tasks, count: int, writers: int) -> None:
     """Three states each, as a turn has them."""
 
     async def writer(number: int) -> None:
@@ -77,22 +137,20 @@ async def turns(store: TaskStore, count: int, writers: int) -> None:
             for state in STATES:
                 task.status.state = state
                 task.status.timestamp.GetCurrentTime()
-                await store.save(task, CONTEXT)
+                await tasks.set_state(task)
 
     await asyncio.gather(*(writer(number) for number in range(writers)))
 
 
-async def stream(store: TaskStore, updates: int) -> None:
+async def stream(tasks: Tasks, updates: int) -> None:
     """One reply that grows by a few letters with each update."""
     task = new_task(f"stream{updates}")
     task.status.state = TaskState.TASK_STATE_WORKING
-    await store.save(task, CONTEXT)
-    reply = task.artifacts.add(artifact_id="reply")
+    await tasks.set_state(task)
     for _ in range(updates):
-        reply.parts.add(text="delta ")
-        await store.save(task, CONTEXT)
+        await tasks.add_text(task, "delta ")
     task.status.state = TaskState.TASK_STATE_COMPLETED
-    await store.save(task, CONTEXT)
+    await tasks.set_state(task)
 
 
 async def best(work: Callable[[], Awaitable[None]], rounds: int) -> tuple[float, float]:
@@ -112,11 +170,11 @@ async def saves(count: int = 480) -> None:
         # With more than one writer the SDK's fails with "database is locked".
         for writers in (1,) if open_store is sdk_sqlite else (1, 32):
             with tempfile.TemporaryDirectory() as folder:
-                async with open_store(Path(folder)) as store:
-                    clock, cpu = await best(lambda s=store, w=writers: turns(s, count, w), ROUNDS)
+                async with open_store(Path(folder)) as tasks:
+                    clock, cpu = await best(lambda t=tasks, w=writers: turns(t, count, w), ROUNDS)
                     commits = "–"
-                    if isinstance(store, CheckpointedStore):
-                        commits = str(store._inner.database.commits // ROUNDS)
+                    if isinstance(tasks, Logged) and tasks.commits is not None:
+                        commits = str(tasks.commits() // ROUNDS)
             done = 3 * count
             print(
                 f"{name:20} {writers:7} {cpu / done * 1e6:10.0f} {done / clock:9.0f} {commits:>8}"
@@ -132,9 +190,9 @@ async def streams() -> None:
             if slow and updates > 2000:
                 continue
             with tempfile.TemporaryDirectory() as folder:
-                async with open_store(Path(folder)) as store:
+                async with open_store(Path(folder)) as tasks:
                     clock, cpu = await best(
-                        lambda s=store, u=updates: stream(s, u), 1 if slow else ROUNDS
+                        lambda t=tasks, u=updates: stream(t, u), 1 if slow else ROUNDS
                     )
             print(f"{name:20} {updates:7} {clock:10.3f} {cpu * 1e3:10.1f}")
 

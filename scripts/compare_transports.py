@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import secrets
 import signal
 import socket
 import statistics
@@ -81,6 +82,8 @@ async def main() -> None:
             "MOLECULE_A2A_PLATFORM_PORT": free_port(),
             "MOLECULE_A2A_CALLBACK_PORT": free_port(),
             "HERMES_API_BASE": f"http://127.0.0.1:{free_port()}/v1",
+            # Else only `up` would know it.
+            "API_SERVER_KEY": secrets.token_urlsafe(32),
         }
         beside = environ | {
             "HERMES_HOME": str(folder / "state" / "hermes"),

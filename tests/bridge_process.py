@@ -14,6 +14,8 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 
+import uvloop
+
 from molecule_hermes.config import Settings
 from molecule_hermes.server import Bridge
 from molecule_hermes.turns import Completed, Question, TextDelta, Turn, TurnEvent
@@ -43,6 +45,7 @@ class Process:
     def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
         self._process = process
         self.url = url
+        self.pid = process.pid
 
     async def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
@@ -55,13 +58,16 @@ class Process:
 
 
 @contextlib.asynccontextmanager
-async def bridge_process(folder: Path, **variables: object) -> AsyncIterator[Process]:
+async def bridge_process(
+    folder: Path, *, files: int = 0, loop: str = "asyncio", **variables: object
+) -> AsyncIterator[Process]:
+    """Starts one on an event loop of that kind; `files` is how many it may open."""
     environ = dict(os.environ) | {"PYTHONPATH": str(ROOT)}
     environ |= {"MOLECULE_HERMES_PORT": "0", "MOLECULE_HERMES_STATE_DIR": str(folder)}
     environ |= {f"MOLECULE_HERMES_{name}": str(value) for name, value in variables.items()}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.bridge_process", env=environ, stdout=subprocess.PIPE
-    )
+    limit = ["prlimit", f"--nofile={files}"] if files else []
+    command = [*limit, sys.executable, "-m", "tests.bridge_process", loop]
+    process = await asyncio.create_subprocess_exec(*command, env=environ, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
         async with asyncio.timeout(60):
@@ -84,4 +90,6 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    factory = uvloop.new_event_loop if sys.argv[1] == "uvloop" else asyncio.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())

@@ -215,7 +215,7 @@ async def test_what_a_terminal_would_obey_is_shown_and_not_done(bridge: StartBri
 
 
 async def test_a_refused_token_says_how_to_pass_one(bridge: StartBridge) -> None:
-    async with bridge(ScriptedTransport(), PEER_TOKENS="a:0123456789") as b:
+    async with bridge(ScriptedTransport(), PEER_TOKENS="a:0123456789abcdef") as b:
         with pytest.raises(StartError, match=r"401.*--token"):
             await Desk().send(b.url)
 

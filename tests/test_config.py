@@ -62,9 +62,11 @@ def test_a_bad_value_is_named_with_what_it_takes(variable: str, value: str, take
     [
         ("API_SERVER_KEY", "short-secret"),
         ("MOLECULE_HERMES_PEER_TOKENS", "justasecret"),
-        ("MOLECULE_HERMES_PEER_TOKENS", "a:secret1,a:secret2"),
-        ("MOLECULE_HERMES_PEER_TOKENS", "a:secret,b:secret"),
-        ("MOLECULE_HERMES_PEER_TOKENS", "a b:secret"),
+        ("MOLECULE_HERMES_PEER_TOKENS", "a:secret1-0123456789,a:secret2-0123456789"),
+        ("MOLECULE_HERMES_PEER_TOKENS", "a:secret1-0123456789,b:secret1-0123456789"),
+        ("MOLECULE_HERMES_PEER_TOKENS", "a b:secret1-0123456789"),
+        ("MOLECULE_HERMES_PEER_TOKENS", "a:s"),
+        ("MOLECULE_HERMES_PEER_TOKENS", "a:fifteen-letters"),
     ],
 )
 def test_a_bad_secret_is_named_but_not_shown(variable: str, value: str) -> None:
@@ -82,10 +84,12 @@ def test_hosts_to_fetch_files_from_are_a_list() -> None:
 
 
 def test_peer_tokens_are_named_and_masked() -> None:
-    settings = Settings.from_env({"MOLECULE_HERMES_PEER_TOKENS": "a:top:secret, b:other"})
+    settings = Settings.from_env(
+        {"MOLECULE_HERMES_PEER_TOKENS": "a:top:secret-0123456789, b:other-0123456789"}
+    )
     assert {n: t.get_secret_value() for n, t in settings.peer_tokens.items()} == {
-        "a": "top:secret",
-        "b": "other",
+        "a": "top:secret-0123456789",
+        "b": "other-0123456789",
     }
     assert "top" not in repr(settings)
     assert "other" not in str(settings)
@@ -116,7 +120,9 @@ def test_a_wider_host_needs_tokens_or_a_word(host: str) -> None:
     with pytest.raises(ConfigError, match=r"PEER_TOKENS.*ALLOW_ANONYMOUS"):
         Settings.from_env(environ).require_safe_exposure()
     Settings.from_env(environ | {"MOLECULE_HERMES_ALLOW_ANONYMOUS": "true"}).require_safe_exposure()
-    Settings.from_env(environ | {"MOLECULE_HERMES_PEER_TOKENS": "a:b"}).require_safe_exposure()
+    Settings.from_env(
+        environ | {"MOLECULE_HERMES_PEER_TOKENS": "a:" + 16 * "b"}
+    ).require_safe_exposure()
 
 
 def test_a_mistyped_variable_is_noticed() -> None:

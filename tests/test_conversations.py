@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 
 import pytest
@@ -181,6 +182,67 @@ async def test_one_peer_cannot_take_all_the_room_to_wait() -> None:
     with pytest.raises(Busy, match="3 of your turns wait already"):
         line.enter("b", "flooder")
     assert not line.enter("c", "quiet").started
+
+
+async def test_a_paused_turn_gives_its_place_to_others_and_keeps_its_conversation() -> None:
+    line = Conversations(max_running=1)
+    asking, other, same = line.enter("a", "p"), line.enter("b", "q"), line.enter("a", "p")
+    assert [slot.started for slot in (asking, other, same)] == [True, False, False]
+    asking.pause()
+    assert [slot.started for slot in (asking, other, same)] == [True, True, False]
+    assert line.running == 1
+    asking.resume()
+    assert line.running == 2
+    third = line.enter("c", "q")
+    line._leave(other)
+    assert not third.started
+    line._leave(asking)
+    assert same.started != third.started
+
+
+async def test_paused_turns_are_bounded_in_all_and_for_each_peer() -> None:
+    line = Conversations(max_running=1, max_paused=2, max_paused_of_peer=1)
+    for peer in ("p", "q"):
+        line.enter(peer, peer).pause()
+    with pytest.raises(Busy, match="2 questions wait"):
+        line.enter("r", "r").pause()
+    line = Conversations(max_running=2, max_paused=2, max_paused_of_peer=1)
+    line.enter("a", "p").pause()
+    refused = line.enter("b", "p")
+    with pytest.raises(Busy, match="1 of your questions"):
+        refused.pause()
+    assert line.running == 1
+    line._leave(refused)
+    assert line.running == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9))))
+async def test_pauses_lose_no_place_and_make_none(steps: list[tuple[int, int]]) -> None:
+    line = Conversations(max_running=2, max_paused=2, max_paused_of_peer=2)
+    inside: list[Slot] = []
+    for number, action in steps:
+        if action < 5:
+            inside.append(line.enter(f"{number}", f"{number % 2}"))
+            continue
+        started = [slot for slot in inside if slot.started]
+        if not started:
+            continue
+        slot = started[number % len(started)]
+        if action < 7 and slot not in line._paused:
+            with contextlib.suppress(Busy):
+                slot.pause()
+        elif action < 9:
+            slot.resume()
+        else:
+            inside.remove(slot)
+            line._leave(slot)
+        running = [s for s in inside if s.started and s not in line._paused]
+        assert line.running == len(running)
+        assert line._running_of.total() == len(running)
+    for slot in list(inside):
+        line._leave(slot)
+    assert (line.running, line.waiting, line._paused, line._running_of) == (0, 0, set(), {})
+    assert not line._paused_of
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(0, 9))))

@@ -103,7 +103,8 @@ async def test_after_kill_9_nothing_that_was_told_is_lost_and_nothing_hangs(
             after = await get(client, turn)
             assert state(after) == "FAILED"
             assert failure(after)["kind"] == "interrupted"
-            assert failure(after)["retryable"] is True
+            assert failure(after)["retryable"] is False
+            assert "may have run" in failure(after)["hint"]
             with pytest.raises(UnsupportedOperationError):
                 await anext(client.subscribe(SubscribeToTaskRequest(id=turn.task_id)))
             with pytest.raises(TaskNotCancelableError):

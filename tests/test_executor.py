@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from molecule_hermes.client import message
 from molecule_hermes.conversations import Conversations
 from molecule_hermes.errors import FAILURES, Interrupted
-from molecule_hermes.executor import HermesAgentProxyExecutor
+from molecule_hermes.protocol.request_handler import BridgeRequestHandler
 from molecule_hermes.stores.memory import MemoryTaskStore
 from molecule_hermes.turns import (
     Cancelled,
@@ -231,28 +231,30 @@ async def test_cancel_ends_the_task_even_when_hermes_does_not_stop(
 async def test_a_cancel_that_comes_too_late_leaves_the_task_completed(
     bridge: StartBridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saving, cancelled = asyncio.Event(), asyncio.Event()
-    save, cancel = MemoryTaskStore.save, HermesAgentProxyExecutor.cancel
+    """The cancel waits for the end that is being stored, and is told of it."""
+    saving, asked = asyncio.Event(), asyncio.Event()
+    save, on_cancel = MemoryTaskStore.save, BridgeRequestHandler.on_cancel_task
 
     async def slow_save(store: MemoryTaskStore, task: Task, context: ServerCallContext) -> None:
         if task.status.state == TaskState.TASK_STATE_COMPLETED:
             saving.set()
-            await cancelled.wait()
+            await asked.wait()
         await save(store, task, context)
 
-    async def told_cancel(executor: HermesAgentProxyExecutor, *args: Any) -> None:
-        await cancel(executor, *args)
-        cancelled.set()
+    async def told_cancel(handler: BridgeRequestHandler, *args: Any) -> Task:
+        asked.set()
+        return await on_cancel(handler, *args)
 
     monkeypatch.setattr(MemoryTaskStore, "save", slow_save)
-    monkeypatch.setattr(HermesAgentProxyExecutor, "cancel", told_cancel)
+    monkeypatch.setattr(BridgeRequestHandler, "on_cancel_task", told_cancel)
     transport = ScriptedTransport(Completed("done"))
     async with bridge(transport, STORE="memory") as b, peer(b.url) as client:
         task_id = await first_task_id(client.send_message(message("hi")))
         await saving.wait()
-        task = await client.cancel_task(CancelTaskRequest(id=task_id))
+        with pytest.raises(TaskNotCancelableError, match="COMPLETED"):
+            await client.cancel_task(CancelTaskRequest(id=task_id))
         stored = await client.get_task(GetTaskRequest(id=task_id))
-    assert state(task) == state(stored) == "COMPLETED"
+    assert state(stored) == "COMPLETED"
 
 
 async def test_a_waiting_turn_says_so_and_can_be_cancelled(bridge: StartBridge) -> None:

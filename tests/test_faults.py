@@ -28,7 +28,7 @@ from a2a.types import (
 from a2a.utils.errors import UnsupportedOperationError
 from aiohttp import web
 
-from molecule_hermes import server
+from molecule_hermes import http_server
 from molecule_hermes.client import message
 from molecule_hermes.stores.sqlite import SqliteTaskStore
 from molecule_hermes.transports import chat as chat_transport
@@ -196,7 +196,7 @@ def deaf_peer(url: str, text: str, context: str = "deaf") -> Iterator[None]:
 async def test_a_peer_that_never_reads_slows_no_turn_not_even_its_own(
     bridge: StartBridge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server, "_SHUTDOWN", 0.5)
+    monkeypatch.setattr(http_server, "_SHUTDOWN", 0.5)
     transport = Flood()
     async with bridge(transport) as b, peer(b.url) as client:
         with deaf_peer(b.url, "flood"):

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError
-from molecule_hermes.gateway import configure
+from molecule_hermes.gateway import configure, credentials_of
 from molecule_hermes.hermes_home import HermesHome, write_atomically
+from molecule_hermes.plugin.settings import API_KEY, SECRET
 from molecule_hermes.providers import demo_choice
 
 EXISTING = """\
@@ -87,20 +88,75 @@ def test_a_list_takes_a_name_once_and_keeps_its_comments(home: HermesHome) -> No
 def test_configuring_twice_is_configuring_once(home: HermesHome, tmp_path: Path) -> None:
     settings = Settings.from_env({"MOLECULE_HERMES_STATE_DIR": str(tmp_path)})
     home.env_file.write_text("# mine\nFOO=bar\nexport API_SERVER_PORT=1\n")
-    key = configure(home, settings, demo_choice("http://127.0.0.1:1/v1")).api_key
+    configure(home, settings, demo_choice("http://127.0.0.1:1/v1"))
     first = home.config_file.read_text(), home.env_file.read_text()
-    assert configure(home, settings, demo_choice("http://127.0.0.1:1/v1")).api_key == key
+    configure(home, settings, demo_choice("http://127.0.0.1:1/v1"))
     assert (home.config_file.read_text(), home.env_file.read_text()) == first
-    assert len(key) >= 16
-    assert home.read_env()["API_SERVER_KEY"] == key
     assert home.read_env()["API_SERVER_PORT"] == "8642"
     assert "# mine\nFOO=bar\n" in home.env_file.read_text()
     assert mode(home.env_file) == mode(home.config_file) == 0o600
 
 
-def test_a_key_that_hermes_would_not_take_is_replaced(home: HermesHome) -> None:
-    home.merge_env({"API_SERVER_KEY": "short"})
-    assert len(home.secret("API_SERVER_KEY")) >= 16
+KEPT = {API_KEY: "a-key-in-the-file-of-env", SECRET: "a-secret-in-the-file-of-env"}
+
+
+def test_in_a_folder_of_our_own_secrets_are_new_and_leave_the_file(
+    home: HermesHome, tmp_path: Path
+) -> None:
+    # As in the image, which names the folder all the same.
+    settings = Settings.from_env(
+        {"MOLECULE_HERMES_STATE_DIR": str(tmp_path), "HERMES_HOME": str(home.path)}
+    )
+    home.env_file.write_text("# mine\nFOO=bar\n")
+    home.merge_env(KEPT)
+    first, second = (configure(home, settings, None) for _ in range(2))
+    made = {first.api_key, first.secret, second.api_key, second.secret}
+    assert len(made) == 4
+    assert all(len(secret) >= 32 for secret in made)
+    assert not KEPT.keys() & home.read_env().keys()
+    assert home.env_file.read_text().startswith("# mine\nFOO=bar\n")
+
+
+def test_secrets_in_a_folder_of_the_users_own_stay_and_are_used(
+    home: HermesHome, tmp_path: Path
+) -> None:
+    settings = Settings.from_env(
+        {"MOLECULE_HERMES_STATE_DIR": str(tmp_path / "state"), "HERMES_HOME": str(home.path)}
+    )
+    assert configure(home, settings, None).api_key not in home.env_file.read_text()
+    home.merge_env(KEPT)
+    credentials = configure(home, settings, None)
+    assert (credentials.api_key, credentials.secret) == tuple(KEPT.values())
+    assert home.read_env() | KEPT == home.read_env()
+    # Hermes would not take one that short.
+    home.merge_env({API_KEY: "short"})
+    assert len(configure(home, settings, None).api_key) >= 16
+
+
+def test_the_environments_secrets_count_first_and_are_not_written(
+    home: HermesHome, tmp_path: Path
+) -> None:
+    secrets = {API_KEY: "a-key-of-the-environment", SECRET: "a-secret-of-the-environment"}
+    folders = {"MOLECULE_HERMES_STATE_DIR": str(tmp_path / "state"), "HERMES_HOME": str(home.path)}
+    home.merge_env(KEPT)
+    credentials = configure(home, Settings.from_env(folders | secrets), None)
+    assert (credentials.api_key, credentials.secret) == tuple(secrets.values())
+    assert "of-the-environment" not in home.env_file.read_text()
+
+
+def test_a_folder_that_is_kept_as_it_is_gets_a_key_only_where_it_wants_one(
+    home: HermesHome, tmp_path: Path
+) -> None:
+    """A key alone would switch Hermes's API server on."""
+    settings = Settings.from_env({"MOLECULE_HERMES_STATE_DIR": str(tmp_path)})
+    credentials = credentials_of(home, settings, keep_config=True)
+    assert credentials.api_key == ""
+    assert len(credentials.secret) >= 32
+    # As an earlier `up` left it.
+    home.merge_env({"API_SERVER_ENABLED": "true"})
+    assert len(credentials_of(home, settings, keep_config=True).api_key) >= 32
+    home.merge_env(KEPT)
+    assert credentials_of(home, settings, keep_config=True).api_key == KEPT[API_KEY]
 
 
 def test_a_model_that_we_did_not_write_is_foreign(home: HermesHome) -> None:
@@ -192,12 +248,45 @@ def test_a_stale_pid_file_is_no_running_gateway(home: HermesHome, text: str) -> 
     assert home.running_gateway() is None
 
 
-@pytest.mark.parametrize("value", ["plain-0123456789", "my secret # key", "a$b", 'say "hi"'])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "plain-0123456789",
+        "my secret # key",
+        "a$b",
+        'say "hi"',
+        "it's",
+        "'quoted'",
+        "both\"'",
+        "a\\b",
+    ],
+)
 def test_a_value_is_read_back_as_it_was_written(tmp_path: Path, value: str) -> None:
     home = HermesHome(tmp_path)
     home.merge_env({"API_SERVER_KEY": value})
     assert dotenv_values(home.env_file)["API_SERVER_KEY"] == value
     assert home.read_env()["API_SERVER_KEY"] == value
+
+
+@given(st.text(string.printable), st.text("'\"\\$#{} a"))
+def test_any_value_is_read_back_as_it_was_written_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, before: str, value: str
+) -> None:
+    home = HermesHome(tmp_path_factory.mktemp("home"))
+    home.env_file.write_text(before)
+    kept = home.env_file.read_bytes()
+    try:
+        home.merge_env({"SECRET": value})
+    except StartError as error:
+        assert "SECRET" in str(error)
+        assert home.env_file.read_bytes() == kept
+    else:
+        assert dotenv_values(home.env_file)["SECRET"] == value
+
+
+def test_a_value_that_dotenv_would_expand_is_refused_by_its_name(home: HermesHome) -> None:
+    with pytest.raises(StartError, match="API_SERVER_KEY"):
+        home.merge_env({"API_SERVER_KEY": "a${HOME}b"})
 
 
 def test_a_merge_keeps_the_quotes_of_others(home: HermesHome) -> None:

@@ -18,7 +18,7 @@ from molecule_hermes.replies import Replies
 from molecule_hermes.reply_server import ReplyServer
 from molecule_hermes.transports import plugin as plugin_transport
 from molecule_hermes.transports.base import QuestionGoneError
-from molecule_hermes.transports.plugin import PluginTransport
+from molecule_hermes.transports.plugin import CallbackRefused, PluginTransport
 from molecule_hermes.turns import (
     Attachment,
     Cancelled,
@@ -53,6 +53,8 @@ class FakePlugin:
         self.before_202 = False
         self.hang = False
         self.knows_cancel = True
+        self.knows_check = True
+        self.refuses_callback = False
         self.http = httpx.AsyncClient()
         self.told: list[dict[str, Any]] = []
         self.tasks: set[asyncio.Task[None]] = set()
@@ -93,6 +95,14 @@ class FakePlugin:
         await self.call(body, "", type="final", status="canceled")
         return web.json_response({"ok": True})
 
+    async def check(self, request: web.Request) -> web.Response:
+        if request.headers.get(SECRET_HEADER) != SECRET:
+            return web.json_response({"ok": False}, status=401)
+        if not self.knows_check:
+            raise web.HTTPNotFound
+        refused = {"ok": False, "kind": "callback_refused"}
+        return web.json_response(refused, status=403) if self.refuses_callback else web.Response()
+
     async def answer(self, request: web.Request) -> web.Response:
         self.answers.append(await request.json())
         return web.json_response({"ok": self.answer_status == 200}, status=self.answer_status)
@@ -132,6 +142,7 @@ async def serving(plugin: FakePlugin, port: int = 0) -> AsyncIterator[FakePlugin
     app.router.add_post("/a2a/inbound", plugin.inbound)
     app.router.add_post("/a2a/cancel", plugin.cancel)
     app.router.add_post("/a2a/answer", plugin.answer)
+    app.router.add_post("/a2a/check", plugin.check)
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
@@ -314,6 +325,20 @@ async def test_the_check_tells_ready_starting_and_a_wrong_secret_apart(
         assert failure(await run(other)) == "auth"
 
 
+async def test_the_check_tells_a_callback_that_the_plugin_refuses(
+    plugin: FakePlugin, transport: PluginTransport
+) -> None:
+    plugin.refuses_callback = True
+    with pytest.raises(CallbackRefused) as refused:
+        await transport.check()
+    assert "MOLECULE_A2A_PLATFORM_CALLBACKS" in refused.value.hint
+
+
+async def test_an_older_plugin_has_no_check(plugin: FakePlugin, transport: PluginTransport) -> None:
+    plugin.knows_check = False
+    await transport.check()
+
+
 async def test_the_check_tells_a_secret_that_only_the_plugin_has(plugin: FakePlugin) -> None:
     async with PluginTransport(plugin.url) as transport:
         with pytest.raises(AuthFailure):
@@ -449,9 +474,9 @@ async def test_an_answer_reaches_the_plugin_and_the_turn_goes_on(
         Notice("gone", withdraws="q"),
         Completed("went on"),
     ]
-    assert plugin.answers == [
-        {"message_id": asked.message_id, "question_id": "q", "answer": "once"}
-    ]
+    (answer,) = plugin.answers
+    assert answer.pop("bridge") == plugin.received[0]["bridge"] != ""
+    assert answer == {"message_id": asked.message_id, "question_id": "q", "answer": "once"}
 
 
 @pytest.mark.parametrize(("status", "error"), [(404, QuestionGoneError), (400, BadRequest)])

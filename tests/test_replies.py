@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -41,9 +42,14 @@ def final(text: str, seq: int | None = None, to: str = "m", **more: Any) -> Call
     return callback(text, seq, to, type="final", **({"status": "completed"} | more))
 
 
-def drained(reply: Reply) -> list[TurnEvent]:
-    events = [event for event in reply._events._items if event is not None]
-    reply._events._items.clear()
+async def drained(reply: Reply) -> list[TurnEvent]:
+    """What has come so far."""
+    events = []
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0):
+            while True:
+                if (event := await reply.next()) is not None:
+                    events.append(event)
     return events
 
 
@@ -52,7 +58,7 @@ async def test_a_reply_comes_to_whoever_registered_for_it() -> None:
     with replies.register("m") as reply:
         assert replies.take(delta("he", 0)) == "taken"
         assert replies.take(final("hello", 1)) == "taken"
-        assert drained(reply) == [TextDelta("he"), Completed("hello")]
+        assert await drained(reply) == [TextDelta("he"), Completed("hello")]
         assert reply.ended
         assert reply.final
 
@@ -71,7 +77,7 @@ async def test_somebody_elses_reply_is_not_ours() -> None:
     replies = Replies()
     with replies.register("m") as reply:
         assert replies.take(final("x", to="other")) == "stale"
-        assert drained(reply) == []
+        assert await drained(reply) == []
 
 
 async def test_out_of_order_is_put_right_and_doubles_are_dropped() -> None:
@@ -79,7 +85,7 @@ async def test_out_of_order_is_put_right_and_doubles_are_dropped() -> None:
     with replies.register("m") as reply:
         order = [2, 0, 0, 1, 2, 4, 3]
         told = [replies.take(delta(str(n), n)) for n in order]
-        assert [e.text for e in drained(reply)] == ["0", "1", "2", "3", "4"]  # type: ignore[union-attr]
+        assert [e.text for e in await drained(reply)] == ["0", "1", "2", "3", "4"]  # type: ignore[union-attr]
     assert told == ["taken", "taken", "duplicate", "taken", "duplicate", "taken", "taken"]
 
 
@@ -91,7 +97,7 @@ async def test_an_end_that_overtakes_waits_for_what_it_overtook() -> None:
         assert not reply.ended
         replies.take(delta("a", 0))
         replies.take(delta("b", 1))
-        assert drained(reply) == [TextDelta("a"), TextDelta("b"), Completed("ab")]
+        assert await drained(reply) == [TextDelta("a"), TextDelta("b"), Completed("ab")]
 
 
 async def test_a_gap_that_nobody_fills_is_given_up() -> None:
@@ -100,7 +106,7 @@ async def test_a_gap_that_nobody_fills_is_given_up() -> None:
         replies.take(delta("c", 5))
         replies.take(final("abc", 7))
         reply.give_up_gaps()
-        assert drained(reply) == [TextDelta("c"), Completed("abc")]
+        assert await drained(reply) == [TextDelta("c"), Completed("abc")]
         assert not reply.incomplete
 
 
@@ -110,14 +116,14 @@ async def test_what_waits_for_a_gap_is_bounded() -> None:
         for n in range(1, MAX_EARLY + 2):
             replies.take(delta("x", n))
         assert not reply.incomplete
-        assert len(drained(reply)) == MAX_EARLY + 1
+        assert len(await drained(reply)) == MAX_EARLY + 1
 
 
 async def test_an_old_plugins_callback_without_a_type_is_the_answer() -> None:
     replies = Replies()
     with replies.register("m") as reply:
         replies.take(callback("the answer"))
-        assert drained(reply) == [Completed("the answer")]
+        assert await drained(reply) == [Completed("the answer")]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +158,7 @@ async def test_an_old_plugins_callback_without_a_type_is_the_answer() -> None:
 async def test_each_type_has_its_event(given_: Callback, event: TurnEvent) -> None:
     with Replies().register("m") as reply:
         reply.take(given_)
-        assert drained(reply) == [event]
+        assert await drained(reply) == [event]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +173,7 @@ async def test_each_type_has_its_event(given_: Callback, event: TurnEvent) -> No
 async def test_a_bad_end_is_a_failure(given_: Callback, kind: str) -> None:
     with Replies().register("m") as reply:
         reply.take(given_)
-        (event,) = drained(reply)
+        (event,) = await drained(reply)
         assert isinstance(event, Failed)
         assert event.failure.kind == kind
 
@@ -177,12 +183,12 @@ async def test_shutdown_answers_every_waiter_by_name() -> None:
     with replies.register("a") as one, replies.register("b") as two:
         replies.take(final("done", to="a"))
         replies.end_all()
-        assert drained(one) == [Completed("done")]
-        (event,) = drained(two)
+        assert await drained(one) == [Completed("done")]
+        (event,) = await drained(two)
         assert isinstance(event, Failed)
         assert isinstance(event.failure, Draining)
         replies.end_all(Interrupted())
-        assert drained(two) == []
+        assert await drained(two) == []
 
 
 async def test_a_message_id_is_registered_once() -> None:
@@ -216,4 +222,4 @@ async def test_a_thousand_pending_at_once_lose_and_cross_nothing(seed: int, piec
     assert outcomes.count("taken") == 1000 * (pieces + 1)
     for name, reply in waiting.items():
         expected = [TextDelta(f"{name}/{n} ") for n in range(pieces)]
-        assert drained(reply) == [*expected, Completed(f"the end of {name}")]
+        assert await drained(reply) == [*expected, Completed(f"the end of {name}")]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from molecule_hermes.client import message
 from molecule_hermes.config import Settings
-from molecule_hermes.retries import Retries, SentBeforeError
+from molecule_hermes.retries import Retries
 from molecule_hermes.server import Bridge
 from molecule_hermes.turns import Completed, Question, TextDelta
 from tests.conftest import StartBridge
@@ -24,22 +24,26 @@ from tests.peers import Turn, ask, peer, reply_text, send, state
 APPROVAL = Question("q1", "approval", "may I?", ("once", "deny"))
 
 
-def test_a_message_belongs_to_the_task_that_claimed_it_first() -> None:
+def test_a_message_belongs_to_the_task_that_claimed_it() -> None:
     retries = Retries(60.0)
     retries.claim("alice", "ctx", "m", "one")
     for other in (("bob", "ctx", "m"), ("alice", "other", "m"), ("alice", "ctx", "n")):
         retries.claim(*other, "two")
-    with pytest.raises(SentBeforeError) as before:
-        retries.claim("alice", "ctx", "m", "three")
-    assert before.value.task_id == "one"
+    assert retries.find("alice", "ctx", "m") == "one"
+    assert retries.find("bob", "ctx", "m") == "two"
+    assert retries.find("bob", "other", "m") is None
 
 
 def test_after_the_window_it_may_come_again() -> None:
     now = [0.0]
     retries = Retries(10.0, lambda: now[0])
     retries.claim("alice", "ctx", "m", "one")
+    now[0] = 10.0
+    assert retries.find("alice", "ctx", "m") == "one"
     now[0] = 10.1
+    assert retries.find("alice", "ctx", "m") is None
     retries.claim("alice", "ctx", "m", "two")
+    assert retries.find("alice", "ctx", "m") == "two"
     assert len(retries) == 1
 
 
@@ -47,6 +51,7 @@ def test_after_the_window_it_may_come_again() -> None:
 def test_without_a_window_or_a_name_every_message_is_new(window: float, message_id: str) -> None:
     retries = Retries(window)
     for task in ("one", "two"):
+        assert retries.find("alice", "ctx", message_id) is None
         retries.claim("alice", "ctx", message_id, task)
     assert len(retries) == 0
 
@@ -59,13 +64,13 @@ def test_within_a_window_each_message_has_one_task(steps: list[tuple[str, str, i
     for number, (peer_name, message_id, later) in enumerate(steps):
         now += later
         at, task = claimed.get((peer_name, message_id), (-1e9, ""))
-        try:
-            retries.claim(peer_name, "", message_id, str(number))
-            assert now - at > 30.0
-            claimed[peer_name, message_id] = now, str(number)
-        except SentBeforeError as before:
+        if before := retries.find(peer_name, "", message_id):
             assert now - at <= 30.0
-            assert before.task_id == task
+            assert before == task
+        else:
+            assert now - at > 30.0
+            retries.claim(peer_name, "", message_id, str(number))
+            claimed[peer_name, message_id] = now, str(number)
 
 
 def same(request: SendMessageRequest) -> SendMessageRequest:

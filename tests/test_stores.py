@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,12 @@ from a2a.server.tasks import (
     PushNotificationConfigStore,
     TaskStore,
 )
-from a2a.types import ListTasksRequest, Part, Task, TaskPushNotificationConfig, TaskState
+from a2a.types import ListTasksRequest, TaskPushNotificationConfig, TaskState
 from a2a.utils.errors import InvalidParamsError
 from a2a.utils.task import encode_page_token
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from molecule_hermes.store import CheckpointedStore
 from molecule_hermes.stores.base import DurableStore
 from molecule_hermes.stores.memory import MemoryTaskStore
 from molecule_hermes.stores.postgresql import PostgresTaskStore
@@ -30,7 +29,7 @@ from molecule_hermes.stores.sqlite import SqliteTaskStore
 from tests.postgres import Postgres
 from tests.tasks import context, task
 
-KINDS = ["memory", "sqlite", "postgresql", "checkpointed sqlite", "checkpointed postgresql"]
+KINDS = ["memory", "sqlite", "postgresql"]
 Stores = tuple[TaskStore, PushNotificationConfigStore]
 
 
@@ -39,18 +38,14 @@ async def opened(kind: str, where: Any) -> AsyncIterator[Stores]:
     if kind == "memory":
         yield MemoryTaskStore(), InMemoryPushNotificationConfigStore()
         return
-    async with AsyncExitStack() as stack:
-        durable: DurableStore
-        durable = SqliteTaskStore(where) if "sqlite" in kind else PostgresTaskStore(where)
-        await stack.enter_async_context(durable)
-        tasks: TaskStore = durable
-        if kind.startswith("checkpointed"):
-            tasks = await stack.enter_async_context(CheckpointedStore(durable, checkpoint=3600))
-        yield tasks, durable.push_configs
+    durable: DurableStore
+    durable = SqliteTaskStore(where) if kind == "sqlite" else PostgresTaskStore(where)
+    async with durable:
+        yield durable, durable.push_configs
 
 
 def place(kind: str, folder: Path, request: pytest.FixtureRequest) -> Any:
-    if "postgresql" not in kind:
+    if kind != "postgresql":
         return folder / "tasks.db"
     server: Postgres = request.getfixturevalue("database")
     return server.new_database().replace("postgresql:", "postgresql+asyncpg:")
@@ -274,13 +269,12 @@ async def same(store: TaskStore, model: TaskStore, steps: list[Any]) -> None:
             assert read == await model.get(task_id, context(name))
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "checkpointed sqlite"])
 @settings(deadline=None, max_examples=60)
 @given(steps=STEPS)
-def test_a_sqlite_store_answers_as_the_one_in_memory(kind: str, steps: list[Any]) -> None:
+def test_a_sqlite_store_answers_as_the_one_in_memory(steps: list[Any]) -> None:
     async def compare() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            async with opened(kind, Path(folder) / "tasks.db") as (store, _):
+            async with opened("sqlite", Path(folder) / "tasks.db") as (store, _):
                 await same(store, InMemoryTaskStore(), steps)
 
     asyncio.run(compare())
@@ -289,7 +283,7 @@ def test_a_sqlite_store_answers_as_the_one_in_memory(kind: str, steps: list[Any]
 async def test_a_postgresql_store_answers_as_the_one_in_memory(database: Postgres) -> None:
     url = database.new_database().replace("postgresql:", "postgresql+asyncpg:")
     loop = asyncio.get_running_loop()
-    async with opened("checkpointed postgresql", url) as (store, _):
+    async with opened("postgresql", url) as (store, _):
         await asyncio.to_thread(examples, lambda steps: afresh(store, steps, loop))
 
 
@@ -334,18 +328,3 @@ async def test_a_time_beyond_what_sqlite_counts_is_no_error(tmp_path: Path) -> N
         await store.save(task("near", at=1), context())
         params = ListTasksRequest(page_size=1, status_timestamp_after=far.status.timestamp)
         assert [t.id for t in (await store.list(params, context())).tasks] == ["far"]
-
-
-def test_streamed_parts_are_one_text_when_read() -> None:
-    async def read() -> Task | None:
-        with tempfile.TemporaryDirectory() as folder:
-            async with opened("checkpointed sqlite", Path(folder) / "tasks.db") as (store, _):
-                streamed = task("t", "WORKING", text="Hel")
-                await store.save(streamed, context())
-                streamed.artifacts[0].parts.append(Part(text="lo"))
-                await store.save(streamed, context())
-                return await store.get("t", context())
-
-    found = asyncio.run(read())
-    assert found is not None
-    assert [p.text for p in found.artifacts[0].parts] == ["Hello"]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import time
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +27,7 @@ from gateway.platforms.base import (
 from gateway.session import build_session_key
 
 from molecule_hermes.errors import InternalFailure, redact
+from molecule_hermes.hardening import forbid_inspection
 from molecule_hermes.names import safe_name
 from molecule_hermes.plugin import prompts
 from molecule_hermes.plugin.desk import Desk
@@ -40,14 +44,17 @@ from molecule_hermes.plugin.hooks import Effect, Hooks, current_message_id
 from molecule_hermes.plugin.ledger import Ledger, Question, Turn
 from molecule_hermes.plugin.outbox import Outbox
 from molecule_hermes.plugin.settings import PLATFORM, PluginSettings
-from molecule_hermes.wire import Attachment, File
+from molecule_hermes.plugin.shown_types import shown_type
+from molecule_hermes.plugin.tool_environment import keep_from_tools
+from molecule_hermes.plugin.work_folders import WorkFolders
+from molecule_hermes.wire import File
 
 __all__ = ["MoleculeAdapter"]
 
 log = logging.getLogger(__name__)
 
-_IMAGES = frozenset({"image/gif", "image/jpeg", "image/png", "image/webp"})
-_DOCUMENT = "application/x-document"
+_CLOCK = 0.1
+"""Seconds that the clock of a file system may lag behind ours."""
 
 
 class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
@@ -67,6 +74,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         self._outbox = Outbox()
         self._desk = Desk(self, Ledger(), self._outbox)
         self._site: web.AppRunner | None = None
+        self._folders: WorkFolders | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # Opened and closed by Hermes.
@@ -83,7 +91,12 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         self._desk = Desk(self, ledger, self._outbox)
         if not await self._listen(settings):
             return False
+        self._widen_pool(settings.max_threads)
         remove(left_over(Path(get_document_cache_dir())))
+        # A Hermes that the bridge started has done both already; one of the operator's has not.
+        forbid_inspection()
+        keep_from_tools()
+        self._open_folders(settings)
         self._outbox.open()
         self._hooks.attach(self)
         self._mark_connected()
@@ -93,14 +106,26 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         # Hermes gives this 5 s in all (run.py:70).
         self._mark_disconnected()
         self._hooks.detach(self)
+        if self._folders is not None:
+            self._folders.detach(self.gateway_runner)
         await self._desk.close()
         if self._site is not None:
             await self._site.cleanup()
             self._site = None
         await self._outbox.close(self._settings.flush_for)
 
+    def _widen_pool(self, threads: int) -> None:
+        """Hermes runs turns on 10 threads (run.py:16417), and one that asks keeps its thread."""
+        if self.gateway_runner is not None and self.gateway_runner._executor is None:
+            self.gateway_runner._executor = ThreadPoolExecutor(max(threads, 10), "hermes-gateway")
+
     async def _listen(self, settings: PluginSettings) -> bool:
-        app = application(self._desk, secret=settings.secret, max_body=settings.max_body)
+        app = application(
+            self._desk,
+            secret=settings.secret,
+            max_body=settings.max_body,
+            callbacks=settings.callbacks,
+        )
         site = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
         await site.setup()
         try:
@@ -114,6 +139,14 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
             return False
         self._site = site
         return True
+
+    def _open_folders(self, settings: PluginSettings) -> None:
+        from agent.runtime_cwd import resolve_agent_cwd
+
+        if settings.folder_per_chat:
+            # Outside of a turn this is `terminal.cwd`.
+            self._folders = WorkFolders(Path(resolve_agent_cwd()))
+            self._folders.attach(self.gateway_runner)
 
     # What the desk asks of Hermes (`desk.Gateway`).
 
@@ -141,6 +174,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         return self.busy(turn) and agent is not _AGENT_PENDING_SENTINEL
 
     async def start(self, turn: Turn) -> None:
+        turn.began = time.time() - _CLOCK
         refused = self._desk.refused_before(turn)
         await self.handle_message(await asyncio.to_thread(self._event, turn, refused))
 
@@ -179,7 +213,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         folder = Path(get_document_cache_dir())
         items = turn.inbound.attachments
         paths = [save(item, folder, turn.files) for item in items]
-        shown = [_shown_type(item, path) for item, path in zip(items, paths, strict=True)]
+        shown = [shown_type(item, path) for item, path in zip(items, paths, strict=True)]
         return MessageEvent(
             text=prompts.harmless(prompts.reminded(turn.inbound.content, refused)),
             # Not TEXT, which Hermes rewrites ("restart gateway" → /restart, base.py:1880).
@@ -211,6 +245,8 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         if turn is None:
             return
         self._without_directives(turn)
+        if self._folders is not None:
+            self._folders.leave(turn.chat_id)
         turn.interrupted |= outcome is ProcessingOutcome.CANCELLED
         crashed = outcome is ProcessingOutcome.FAILURE and turn.reply is None
         self._desk.finish(turn, InternalFailure() if crashed else None)
@@ -315,17 +351,24 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         return await self._hand_over(chat_id, caption, partial(linked_file, animation_url))
 
     async def _send_file(self, chat_id: str, path: str, caption: Any, name: Any = None) -> Any:
-        return await self._hand_over(chat_id, caption, partial(self._read, path, name or ""))
+        turn = self._desk.owner(chat_id, current_message_id())
+        read = partial(self._read, path, name or "", chat_id, turn)
+        return await self._hand_over(chat_id, caption, read)
 
-    def _read(self, path: str, name: str) -> File:
+    def _read(self, path: str, name: str, chat_id: str, turn: Turn | None) -> File:
         from agent.runtime_cwd import resolve_agent_cwd
         from hermes_constants import get_hermes_home
 
         # Hermes's own list of what never leaves: keys, system files, its .env (base.py:1155).
         if self.validate_media_delivery_path(path) is None:
             raise FileRefusedError(_not_available(name or path))
-        home, cwd = Path(get_hermes_home()), Path(resolve_agent_cwd())
-        return read_file(path, cwd=cwd, home=home, limit=self._settings.max_file, name=name)
+        home, limit = Path(get_hermes_home()), self._settings.max_file
+        if self._folders is None:
+            return read_file(path, cwd=resolve_agent_cwd(), home=home, limit=limit, name=name)
+        # After the turn nothing tells whose the media are.
+        since = turn.began if turn else math.inf
+        cwd = self._folders.of(chat_id)
+        return read_file(path, cwd=cwd, home=home, limit=limit, name=name, media_since=since)
 
     async def _hand_over(self, chat_id: str, caption: Any, read: Callable[[], File]) -> Any:
         text = str(caption or "")
@@ -350,25 +393,6 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
 
     async def get_chat_info(self, chat_id: str) -> dict[str, Any]:
         return {"name": chat_id, "type": "dm", "chat_id": chat_id}
-
-
-def _shown_type(item: Attachment, path: Path) -> str:
-    """The type that makes Hermes treat a file as what it is.
-
-    An image is shown to the model, a video announced with its path (run.py:11561). All else is a
-    document, of a type that Hermes does not know: in an event of type DOCUMENT audio is neither
-    transcribed nor announced, and of a text Hermes says that its content follows (run.py:2290).
-    """
-    kind = item.media_type
-    shown = kind in _IMAGES or (kind.startswith("image/") and _can_be_shown(path))
-    return kind if shown or kind.startswith("video/") else _DOCUMENT
-
-
-def _can_be_shown(path: Path) -> bool:
-    """Whether Hermes can turn the image into one that models take; else it would drop it."""
-    from agent.image_routing import _file_to_data_url
-
-    return _file_to_data_url(path) is not None
 
 
 def _not_available(path: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, Protocol
 
 from molecule_hermes.errors import Draining, InternalFailure, Interrupted, TurnFailure, redact
+from molecule_hermes.plugin.callbacks import require_same_bridge
 from molecule_hermes.plugin.chats import Chats
 from molecule_hermes.plugin.files import remove
 from molecule_hermes.plugin.ledger import Ledger, Question, Turn
@@ -97,10 +98,11 @@ class Desk:
     def knows(self, message_id: str) -> bool:
         return self._ledger.knows(message_id)
 
-    def cancel(self, message_id: str) -> None:
+    def cancel(self, message_id: str, bridge: str = "") -> None:
         turn = self._ledger.find(message_id)
         if turn is None:
             raise UnknownNameError("no such message is waiting or running")
+        require_same_bridge(turn.inbound, bridge)
         if turn.cancelled:
             return
         turn.cancelled = True
@@ -117,6 +119,7 @@ class Desk:
         question = turn.questions.get(answer.question_id) if turn else None
         if turn is None or question is None or question.answer:
             raise UnknownNameError("no such question waits for an answer")
+        require_same_bridge(turn.inbound, answer.bridge)
         if not question.approval:
             del turn.questions[question.question_id]
             if not self._gateway.clarify(question.question_id, answer.answer):

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from molecule_hermes.errors import Busy
+from molecule_hermes.plugin.callbacks import ForbiddenError, require_allowed
 from molecule_hermes.plugin.desk import Desk, NotAChoiceError, UnknownNameError
 from molecule_hermes.wire import (
     ANSWER_PATH,
     CANCEL_PATH,
+    CHECK_PATH,
     HEALTH_PATH,
     INBOUND_PATH,
     SECRET_HEADER,
     Answer,
     Cancel,
+    Check,
     Inbound,
     WireError,
 )
@@ -30,19 +33,23 @@ log = logging.getLogger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def application(desk: Desk, *, secret: str, max_body: int) -> web.Application:
+def application(
+    desk: Desk, *, secret: str, max_body: int, callbacks: Sequence[str] = ()
+) -> web.Application:
     app = web.Application(middlewares=[_guard(secret)], client_max_size=max_body)
-    endpoints = _Endpoints(desk)
+    endpoints = _Endpoints(desk, callbacks)
     app.router.add_get(HEALTH_PATH, endpoints.health)
     app.router.add_post(INBOUND_PATH, endpoints.inbound)
     app.router.add_post(CANCEL_PATH, endpoints.cancel)
     app.router.add_post(ANSWER_PATH, endpoints.answer)
+    app.router.add_post(CHECK_PATH, endpoints.check)
     return app
 
 
 class _Endpoints:
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, callbacks: Sequence[str]) -> None:
         self._desk = desk
+        self._callbacks = callbacks
 
     async def health(self, request: web.Request) -> web.Response:
         ready = self._desk.state() == "ready"
@@ -51,6 +58,7 @@ class _Endpoints:
 
     async def inbound(self, request: web.Request) -> web.Response:
         inbound = Inbound.parse(await request.read())
+        require_allowed(inbound.callback_url, self._callbacks)
         # A message that is known is answered even while draining: its sender only asks again.
         if self._desk.knows(inbound.message_id):
             return self._accepted(duplicate=True)
@@ -63,11 +71,16 @@ class _Endpoints:
         return web.json_response(body | ({"duplicate": True} if duplicate else {}), status=202)
 
     async def cancel(self, request: web.Request) -> web.Response:
-        self._desk.cancel(Cancel.parse(await request.read()).message_id)
+        cancel = Cancel.parse(await request.read())
+        self._desk.cancel(cancel.message_id, cancel.bridge)
         return web.json_response({"ok": True})
 
     async def answer(self, request: web.Request) -> web.Response:
         self._desk.answer(Answer.parse(await request.read()))
+        return web.json_response({"ok": True})
+
+    async def check(self, request: web.Request) -> web.Response:
+        require_allowed(Check.parse(await request.read()).callback_url, self._callbacks)
         return web.json_response({"ok": True})
 
 
@@ -89,13 +102,17 @@ def _guard(secret: str) -> Middleware:
     return guard
 
 
-async def _answered(request: web.Request, handler: _Handler) -> web.StreamResponse:
+async def _answered(  # noqa: PLR0911 - one line for each refusal
+    request: web.Request, handler: _Handler
+) -> web.StreamResponse:
     try:
         return await handler(request)
     except (WireError, NotAChoiceError) as error:
         return _refused(400, "bad_request", str(error))
     except UnknownNameError as error:
         return _refused(404, "not_found", str(error))
+    except ForbiddenError as error:
+        return _refused(403, error.kind, str(error))
     except Busy as error:
         return _refused(429, error.kind, error.message, retry_after=1)
     except web.HTTPRequestEntityTooLarge:

@@ -67,13 +67,21 @@ def remove(paths: Iterable[Path]) -> None:
             log.warning("could not remove %s: %s", path.name, error)
 
 
-def read_file(path: str, *, cwd: Path, home: Path, limit: int, name: str = "") -> File:
-    """A file the agent made, if it lies where the agent makes files and is not too large."""
+def read_file(
+    path: str, *, cwd: Path, home: Path, limit: int, name: str = "", media_since: float = 0.0
+) -> File:
+    """A file the agent made, if it lies where the agent makes files and is not too large.
+
+    Of Hermes's media caches, which all chats share, only what was written since `media_since`.
+    """
     shown = safe_name(name or _SAVED.sub("", Path(path).name))
     try:
         resolved = Path(path).resolve()
         shown = safe_name(name or _SAVED.sub("", resolved.name))
-        mine = resolved.is_file() and _made_by_agent(resolved, cwd.resolve(), home.resolve())
+        mine = resolved.is_file() and (
+            _in_cache(resolved, home.resolve(), media_since)
+            or _made_by_agent(resolved, cwd.resolve(), home.resolve())
+        )
     except (OSError, RuntimeError, ValueError):  # too long, a loop of links, a NUL in it
         mine = False
     if not mine:
@@ -103,15 +111,19 @@ def linked_file(url: str) -> File:
     return file
 
 
+def _in_cache(path: Path, home: Path, since: float) -> bool:
+    """Where Hermes's tools put media."""
+    cached = any(path.is_relative_to(home / folder) for folder in _MEDIA)
+    return cached and path.stat().st_mtime >= since
+
+
 def _made_by_agent(path: Path, cwd: Path, home: Path) -> bool:
-    """Below the working directory, or where Hermes's tools put media.
+    """Below the working directory.
 
     The rest of Hermes's home is private even when the working directory holds it: there lie
     every peer's conversations (state.db), which Hermes's own list of private files leaves out.
     So is what is hidden: without a setting the working directory is the user's home.
     """
-    if any(path.is_relative_to(home / folder) for folder in _MEDIA):
-        return True
     if not path.is_relative_to(cwd) or (path.is_relative_to(home) and home.is_relative_to(cwd)):
         return False
     return not any(part.startswith(".") for part in path.relative_to(cwd).parts)

@@ -59,6 +59,8 @@ class Turn:
 
     inbound: Inbound
     session_key: str = ""
+    began: float = 0.0
+    """When Hermes got the message, in seconds since 1970."""
     numbers: Iterator[int] = field(default_factory=itertools.count)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     files: list[Path] = field(default_factory=list)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from molecule_hermes.plugin.callbacks import is_loopback
+from molecule_hermes.plugin.handover import received
 from molecule_hermes.wire import DEFAULT_PLATFORM_PORT, MAX_BODY_BYTES, MAX_FILE_BYTES
 
 __all__ = [
+    "API_KEY",
     "ENTRY_POINT",
     "PLATFORM",
+    "SECRET",
     "PluginSettings",
     "enabled_by_env",
     "hermes_settings",
@@ -23,26 +26,43 @@ ENTRY_POINT = "molecule-a2a"
 # An underscore: Hermes's `/api/platforms/NAME/events` turns `-` into `_`.
 PLATFORM = "molecule_a2a"
 
+API_KEY = "API_SERVER_KEY"
+SECRET = "MOLECULE_A2A_PLATFORM_SHARED_SECRET"  # noqa: S105 - the name of a variable
 _HOST = "MOLECULE_A2A_PLATFORM_HOST"
 _PORT = "MOLECULE_A2A_PLATFORM_PORT"
-_SECRET = "MOLECULE_A2A_PLATFORM_SHARED_SECRET"  # noqa: S105 - the name of a variable
+_CALLBACKS = "MOLECULE_A2A_PLATFORM_CALLBACKS"
 _ENABLED = "MOLECULE_A2A_PLATFORM_ENABLED"
+_NUMBERS = (
+    "max_body",
+    "max_file",
+    "max_chats",
+    "max_threads",
+    "max_waiting",
+    "retry_for",
+    "flush_for",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PluginSettings:
     """From `platforms.molecule_a2a.extra` in config.yaml; the environment fills what is not there.
 
-    `from_extra` raises ValueError in one line that names the setting.
+    The secret of the bridge that started this Hermes counts before either, and its address is
+    added to the callbacks. `from_extra` raises ValueError in one line that names the setting.
     """
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PLATFORM_PORT
     secret: str = field(default="", repr=False)
+    callbacks: tuple[str, ...] = ()
+    """`host` or `host:port` of bridges that may be called back; none: any on loopback."""
+    folder_per_chat: bool = False
+    """Whether each chat works in a folder of its own and delivers files from there only."""
     system_prompt: str = ""
     max_body: int = MAX_BODY_BYTES
     max_file: int = MAX_FILE_BYTES
     max_chats: int = 1024
+    max_threads: int = 10
     max_waiting: int = 64
     retry_for: float = 60.0
     flush_for: float = 4.0
@@ -54,17 +74,17 @@ class PluginSettings:
         given: dict[str, Any] = {
             "host": str(extra.get("host") or env.get(_HOST) or defaults.host),
             "port": _port(extra.get("port") or env.get(_PORT) or defaults.port),
-            "secret": str(extra.get("secret") or env.get(_SECRET) or ""),
+            "secret": str(received().secret or extra.get("secret") or env.get(SECRET) or ""),
+            "callbacks": received().callbacks
+            + _hosts(extra.get("callbacks") or env.get(_CALLBACKS) or ()),
+            "folder_per_chat": bool(extra.get("folder_per_chat", False)),
             "system_prompt": str(extra.get("system_prompt") or ""),
         }
-        numbers = ("max_body", "max_file", "max_chats", "max_waiting", "retry_for", "flush_for")
-        for name in numbers:
+        for name in _NUMBERS:
             if name in extra:
                 given[name] = _positive(name, extra[name], type(getattr(defaults, name)))
-        if not given["secret"] and not _is_loopback(given["host"]):
-            raise ValueError(
-                f"host {given['host']} of {PLATFORM} needs a shared secret ({_SECRET})"
-            )
+        if not given["secret"] and not is_loopback(given["host"]):
+            raise ValueError(f"host {given['host']} of {PLATFORM} needs a shared secret ({SECRET})")
         return cls(**given)
 
 
@@ -124,7 +144,9 @@ def restart_settings(drain_timeout: int = 20) -> dict[str, Any]:
             "gateway_auto_continue_freshness": 0.01,
         },
         # Else undelivered replies come again after a restart as "♻️ Recovered reply…".
-        "gateway": {"delivery_ledger": False},
+        # Else the sixth start in two minutes sleeps before it boots, up to 160 s, without a word;
+        # `up` has a backoff of its own.
+        "gateway": {"delivery_ledger": False, "respawn_storm": {"max_starts": 0}},
         # Else the first turn may run a `pip install` of its own.
         "security": {"allow_lazy_installs": False},
     }
@@ -142,13 +164,12 @@ def _display() -> dict[str, Any]:
     return {"streaming": True, "tool_progress": "off", "show_reasoning": False}
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def _hosts(value: object) -> tuple[str, ...]:
+    """A list in config.yaml, or names with commas between them."""
+    entries = value.split(",") if isinstance(value, str) else value
+    if not isinstance(entries, list | tuple) or not all(isinstance(e, str) for e in entries):
+        raise ValueError(f"callbacks of {PLATFORM} must be a list of host or host:port")
+    return tuple(filter(None, (entry.strip() for entry in entries)))
 
 
 def _port(value: object) -> int:

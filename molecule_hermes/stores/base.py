@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Self
 
 from a2a.server.tasks import PushNotificationConfigStore, TaskStore
 from a2a.types import Task, TaskState
 
-__all__ = ["ENDED", "DurableStore", "EndTask", "Sent"]
+__all__ = ["ENDED", "DurableStore", "EndTask", "OnDeleted", "Sent", "nobody"]
 
 ENDED = frozenset(
     {
@@ -22,6 +22,14 @@ ENDED = frozenset(
 
 EndTask = Callable[[Task], None]
 """Gives the task an end, in place."""
+
+
+OnDeleted = Callable[[str, str, int], None]
+"""Is told the owner, the id and the bytes of each task that is deleted for its age or number."""
+
+
+def nobody(owner: str, task_id: str, size: int) -> None:
+    pass
 
 
 class Sent(NamedTuple):
@@ -42,6 +50,7 @@ class DurableStore(TaskStore):
     """
 
     push_configs: PushNotificationConfigStore
+    on_deleted: OnDeleted = staticmethod(nobody)
 
     @abstractmethod
     async def __aenter__(self) -> Self:
@@ -65,6 +74,13 @@ class DurableStore(TaskStore):
         With `keep` 0 only their age counts. How many were deleted: none when all is done.
         """
 
+    async def bytes_of_peers(self) -> Mapping[str, int]:
+        """The bytes of all tasks of each owner."""
+        return {}
+
     async def messages(self, since: float) -> Sequence[Sent]:
-        """The messages that began tasks after that time, oldest first, if the store knows them."""
+        """The messages that began tasks after that time, oldest first, if the store knows them.
+
+        Not those whose tasks were REJECTED: they may be sent again.
+        """
         return []

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Self, cast
 
 from a2a.server.context import ServerCallContext
-from a2a.server.models import Base, PushNotificationConfigMixin, TaskMixin, TaskModel
+from a2a.server.models import TaskModel
+from a2a.server.owner_resolver import resolve_user_scope
 from a2a.server.tasks import DatabasePushNotificationConfigStore, DatabaseTaskStore
 from a2a.types import (
     ListTasksRequest,
@@ -23,14 +24,28 @@ from a2a.types import (
     TaskPushNotificationConfig,
     TaskState,
 )
-from sqlalchemy import Index, Select, String, delete, select, text, tuple_
+from a2a.utils.task import ListTasksCursor, encode_list_tasks_cursor
+from google.protobuf.json_format import ParseError
+from sqlalchemy import Select, delete, func, select, text, tuple_
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    create_async_engine,
+)
 
 from molecule_hermes.errors import ConfigError, StartError, StorageFailure, redact
 from molecule_hermes.stores.base import ENDED, DurableStore, EndTask
+from molecule_hermes.stores.contents import unreadable
+from molecule_hermes.stores.tables import (
+    STATE,
+    Listing,
+    PushConfigs,
+    Tasks,
+    migrate,
+    nanoseconds,
+)
 
 __all__ = ["PostgresTaskStore"]
 
@@ -40,19 +55,6 @@ _BATCH = 200
 _LOCK = text("SELECT pg_try_advisory_lock(hashtext('molecule_hermes ' || current_schema()))")
 
 
-class _Tasks(TaskMixin, Base):
-    __tablename__ = "molecule_hermes_tasks"
-
-    owner: Mapped[str] = mapped_column(String(255), primary_key=True)
-    context_id: Mapped[str] = mapped_column(String(256), nullable=False)
-
-
-class _PushConfigs(PushNotificationConfigMixin, Base):
-    __tablename__ = "molecule_hermes_push_configs"
-
-
-_STATE = _Tasks.status["state"].as_string()
-Index("ix_molecule_hermes_tasks_state", _STATE)
 _ENDED = [TaskState.Name(state) for state in ENDED]
 _OPEN = [name for name in TaskState.keys() if name not in _ENDED]  # noqa: SIM118 - no dict
 
@@ -67,7 +69,7 @@ class PostgresTaskStore(DatabaseTaskStore, DurableStore):
         # For a connection from the pool, for a new one, and for the command.
         self._limit = 3 * patience
         super().__init__(_engine(self._url, patience))
-        self.task_model = _Tasks  # type: ignore[assignment]
+        self.task_model = Tasks  # type: ignore[assignment]
         self.push_configs = _PostgresPushConfigStore(self.engine, self._limit)
         self._lease = _Lease(self.engine, patience)
 
@@ -75,6 +77,7 @@ class PostgresTaskStore(DatabaseTaskStore, DurableStore):
         try:
             await self._lease.take()
             await self.initialize()
+            await migrate(self.engine)
             await self.push_configs.initialize()
         except BaseException as error:
             await self.__aexit__()
@@ -103,8 +106,26 @@ class PostgresTaskStore(DatabaseTaskStore, DurableStore):
             return await super().get(task_id, context)
 
     async def list(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
-        async with _reported(self._limit):
-            return await super().list(params, context)
+        async with _reported(self._limit), self.async_session_maker() as session:
+            listing = Listing(session, params, resolve_user_scope(context))
+            keys, more = await listing.keys()
+            rows = {row.id: row for row in await listing.rows([key.id for key in keys])}
+        page = ListTasksResponse(total_size=listing.total, page_size=listing.page_size)
+        page.tasks.extend(self._read(rows[key.id]) for key in keys if key.id in rows)
+        if more:
+            page.next_page_token = encode_list_tasks_cursor(
+                ListTasksCursor(nanoseconds(keys[-1].last_updated), keys[-1].id)
+            )
+        return page
+
+    def _read(self, row: Tasks) -> Task:
+        try:
+            return self._from_orm(cast("TaskModel", row))
+        except (ParseError, ValueError):
+            logger.exception("task %s cannot be read", row.id)
+            status = cast("dict[str, str]", row.status)
+            state = TaskState.Value(status.get("state", "TASK_STATE_UNSPECIFIED"))
+            return unreadable(row.id, row.context_id, state, nanoseconds(row.last_updated))
 
     async def delete(self, task_id: str, context: ServerCallContext) -> None:
         async with _reported(self._limit):
@@ -115,16 +136,16 @@ class PostgresTaskStore(DatabaseTaskStore, DurableStore):
             await self._lease.hold()
             # Changes nothing, but is refused where nothing could be written.
             async with self.engine.begin() as connection:
-                await connection.execute(delete(_Tasks).where(_Tasks.id == ""))
+                await connection.execute(delete(Tasks).where(Tasks.id == ""))
 
     async def sweep(self, end: EndTask) -> int:
-        unfinished = select(_Tasks).where(_STATE.in_(_OPEN)).limit(_BATCH)
+        unfinished = select(Tasks).where(STATE.in_(_OPEN)).limit(_BATCH)
         swept = 0
         while count := await self._sweep(unfinished, end):
             swept += count
         return swept
 
-    async def _sweep(self, unfinished: Select[_Tasks], end: EndTask) -> int:
+    async def _sweep(self, unfinished: Select[Tasks], end: EndTask) -> int:
         async with _reported(self._limit), self.async_session_maker.begin() as session:
             rows = (await session.execute(unfinished)).scalars().all()
             for row in rows:
@@ -134,34 +155,43 @@ class PostgresTaskStore(DatabaseTaskStore, DurableStore):
             return len(rows)
 
     async def prune(self, before: float, keep: int) -> int:
-        over = select(_Tasks.owner, _Tasks.id).where(_STATE.in_(_ENDED)).limit(_BATCH)
+        over = select(Tasks.owner, Tasks.id, Tasks.size).where(STATE.in_(_ENDED)).limit(_BATCH)
         time = datetime.fromtimestamp(before, UTC).replace(tzinfo=None)
-        pruned = await self._prune(over.where(_Tasks.last_updated < time))
+        pruned = await self._prune(over.where(Tasks.last_updated < time))
         if not pruned and keep:
-            pruned = await self._prune(over.order_by(_Tasks.last_updated.desc()).offset(keep))
+            pruned = await self._prune(over.order_by(Tasks.last_updated.desc()).offset(keep))
         return pruned
 
-    async def _prune(self, old: Select[str, str]) -> int:
+    async def _prune(self, old: Select[str, str, int]) -> int:
         async with _reported(self._limit), self.engine.begin() as connection:
-            keys = [tuple(row) for row in await connection.execute(old)]
+            rows = (await connection.execute(old)).all()
+            keys = [(owner, task_id) for owner, task_id, _ in rows]
             if keys:
-                tasks = tuple_(_Tasks.owner, _Tasks.id)
-                await connection.execute(delete(_Tasks).where(tasks.in_(keys)))
-                configs = tuple_(_PushConfigs.owner, _PushConfigs.task_id)
-                await connection.execute(delete(_PushConfigs).where(configs.in_(keys)))
-            return len(keys)
+                tasks = tuple_(Tasks.owner, Tasks.id)
+                await connection.execute(delete(Tasks).where(tasks.in_(keys)))
+                configs = tuple_(PushConfigs.owner, PushConfigs.task_id)
+                await connection.execute(delete(PushConfigs).where(configs.in_(keys)))
+        for owner, task_id, size in rows:
+            self.on_deleted(owner, task_id, size)
+        return len(rows)
+
+    async def bytes_of_peers(self) -> Mapping[str, int]:
+        sums = select(Tasks.owner, func.sum(Tasks.size)).group_by(Tasks.owner)
+        async with _reported(self._limit), self.engine.connect() as connection:
+            return {owner: int(size) for owner, size in await connection.execute(sums)}
 
     def _to_orm(self, task: Task, owner: str) -> TaskModel:
         row = super()._to_orm(task, owner)
         for column in ("status", "artifacts", "history", "task_metadata"):
             setattr(row, column, _without_nul(getattr(row, column)))
+        cast("Tasks", row).size = task.ByteSize()
         return row
 
 
 class _PostgresPushConfigStore(DatabasePushNotificationConfigStore):
     def __init__(self, engine: AsyncEngine, limit: float) -> None:
         super().__init__(engine)
-        self.config_model = _PushConfigs  # type: ignore[assignment]
+        self.config_model = PushConfigs  # type: ignore[assignment]
         self._limit = limit
 
     async def set_info(

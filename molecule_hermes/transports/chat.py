@@ -29,7 +29,6 @@ from molecule_hermes.errors import (
     failure_from_model_error,
 )
 from molecule_hermes.features import features_of
-from molecule_hermes.queues import Queue
 from molecule_hermes.transports.base import QuestionGoneError, in_pieces
 from molecule_hermes.transports.completions import (
     Chunk,
@@ -94,7 +93,6 @@ class ChatTransport:
     ) -> None:
         """`patient`: a Hermes that is not there is being started again, and worth waiting for."""
         self._base_url = base_url.rstrip("/")
-        self._completions = f"{self._base_url}/chat/completions"
         self._api_key = api_key
         self._model = model
         self._system_prompt = system_prompt
@@ -147,7 +145,7 @@ class ChatTransport:
         The reader is a task of its own so that a cancel reaches the socket, and never the
         consumer in the middle of handling an event.
         """
-        events: Queue[TurnEvent] = Queue()
+        events: asyncio.Queue[TurnEvent] = asyncio.Queue()
         reader = asyncio.create_task(self._read(turn, events), name=f"chat:{turn.message_id}")
         reader.add_done_callback(partial(_tell_if_cancelled, events))
         self._readers[turn.message_id] = reader
@@ -172,7 +170,7 @@ class ChatTransport:
         """Hermes has no way to ask here: a dangerous command is refused by its tool."""
         raise QuestionGoneError(question_id)
 
-    async def _read(self, turn: Turn, events: Queue[TurnEvent]) -> None:
+    async def _read(self, turn: Turn, events: asyncio.Queue[TurnEvent]) -> None:
         last: TurnEvent
         try:
             last = await self._request(turn, events)
@@ -183,7 +181,7 @@ class ChatTransport:
             last = Failed(InternalFailure())
         events.put_nowait(last)
 
-    async def _request(self, turn: Turn, events: Queue[TurnEvent]) -> Completed:
+    async def _request(self, turn: Turn, events: asyncio.Queue[TurnEvent]) -> Completed:
         if len(turn.text) > MAX_TEXT:
             raise TooLarge(
                 f"the message has {len(turn.text):,} characters; Hermes takes {MAX_TEXT:,}"
@@ -214,11 +212,13 @@ class ChatTransport:
             )
         return body
 
-    async def _attempt(self, turn: Turn, body: bytes, events: Queue[TurnEvent]) -> Completed:
+    async def _attempt(
+        self, turn: Turn, body: bytes, events: asyncio.Queue[TurnEvent]
+    ) -> Completed:
         reply = _Reply(events)
         try:
             async with self._open_session().post(
-                self._completions,
+                f"{self._base_url}/chat/completions",
                 data=in_pieces(body),
                 headers={
                     "Content-Type": "application/json",
@@ -261,7 +261,7 @@ class _PacedConnector(aiohttp.TCPConnector):
             return await super().connect(*args, **more)
 
 
-def _tell_if_cancelled(events: Queue[TurnEvent], reader: asyncio.Task[None]) -> None:
+def _tell_if_cancelled(events: asyncio.Queue[TurnEvent], reader: asyncio.Task[None]) -> None:
     """Not by the reader itself: what is cancelled before it begins never does begin."""
     if reader.cancelled():
         events.put_nowait(Cancelled())
@@ -274,7 +274,7 @@ class _Reply:
     before a tool call is interim: the text after the last one is the answer.
     """
 
-    def __init__(self, events: Queue[TurnEvent]) -> None:
+    def __init__(self, events: asyncio.Queue[TurnEvent]) -> None:
         self._events = events
         self._segment: list[str] = []
         self._interim = ""

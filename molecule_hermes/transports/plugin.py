@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Self
 
@@ -36,17 +37,19 @@ from molecule_hermes.turns import (
 from molecule_hermes.wire import (
     ANSWER_PATH,
     CANCEL_PATH,
+    CHECK_PATH,
     HEALTH_PATH,
     INBOUND_PATH,
     SECRET_HEADER,
     Answer,
     Attachment,
     Cancel,
+    Check,
     Inbound,
     Origin,
 )
 
-__all__ = ["PluginTransport"]
+__all__ = ["CallbackRefused", "PluginTransport"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +64,10 @@ _DEAD = 2
 """Refused connections in a row that mean that Hermes is gone."""
 _FROZEN = 10
 """Health checks without an answer in a row that mean that it never will."""
+
+
+class CallbackRefused(AuthFailure):
+    """The plugin takes the secret, but does not call this bridge back."""
 
 
 class PluginTransport:
@@ -81,6 +88,8 @@ class PluginTransport:
         """`patient`: a Hermes that is not there is being started again, and worth waiting for."""
         self._base_url = base_url.rstrip("/")
         self._secret = secret
+        self._name = secrets.token_urlsafe(16)
+        """With each message, so that only this bridge can answer or cancel for it."""
         self._replies = Replies()
         self._server = ReplyServer(self._replies, callback_host, callback_port, secret)
         self._patient = patient
@@ -122,11 +131,13 @@ class PluginTransport:
             await session.close()
 
     async def check(self) -> None:
-        """Asks the plugin's health, and whether it takes our secret, or none."""
+        """Asks the plugin's health, and whether it would take a message of ours."""
         try:
             health = await self._health(timeout=3.0)
-            if (await self._post(CANCEL_PATH, Cancel("check")))[0] == 401:
-                raise self._wrong_secret()
+            # An older plugin does not know the path: 404, after it has looked at the secret.
+            status, body = await self._post(CHECK_PATH, Check(self._server.url))
+            if status in (401, 403):
+                raise self._refusal(status, body)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise self._unreachable() from error
         if not health.get("ready"):
@@ -161,7 +172,7 @@ class PluginTransport:
             reply.end(Cancelled())
 
     async def answer(self, turn: Turn, question_id: str, answer: str) -> None:
-        message = Answer(turn.message_id, question_id, answer)
+        message = Answer(turn.message_id, question_id, answer, self._name)
         for attempt in range(1, _SENDS + 1):
             try:
                 status, body = await self._post(ANSWER_PATH, message)
@@ -229,6 +240,7 @@ class PluginTransport:
             metadata=Origin(
                 a2a_task_id=_label(turn.task_id), a2a_context_id=_label(turn.context_id)
             ),
+            bridge=self._name,
         )
 
     def _lost(self, sends: int) -> TurnFailure:
@@ -239,9 +251,10 @@ class PluginTransport:
 
     async def _tell_to_stop(self, turn: Turn) -> bool:
         """Whether the plugin knows the message and will end its turn."""
+        cancel = Cancel(turn.message_id, self._name)
         try:
             async with asyncio.timeout(3.0):
-                return (await self._post(CANCEL_PATH, Cancel(turn.message_id)))[0] == 200
+                return (await self._post(CANCEL_PATH, cancel))[0] == 200
         except (aiohttp.ClientError, TimeoutError, TurnFailure):
             return False
 
@@ -283,7 +296,7 @@ class PluginTransport:
         return health
 
     async def _post(
-        self, path: str, message: Inbound | Cancel | Answer
+        self, path: str, message: Inbound | Cancel | Answer | Check
     ) -> tuple[int, dict[str, Any]]:
         url = self._base_url + path
         written = in_pieces(json.dumps(message.to_json()).encode())
@@ -293,7 +306,7 @@ class PluginTransport:
         ) as response:
             try:
                 body = await response.json()
-            except ValueError:
+            except (ValueError, aiohttp.ContentTypeError):
                 body = {}
             return response.status, body if isinstance(body, dict) else {}
 
@@ -311,12 +324,18 @@ class PluginTransport:
     def _wrong_secret(self) -> AuthFailure:
         return AuthFailure(
             "the plugin inside Hermes refused the bridge's secret",
-            hint="MOLECULE_A2A_PLATFORM_SHARED_SECRET must be the same for both",
+            hint="MOLECULE_A2A_PLATFORM_SHARED_SECRET must be the same for both; where it is not "
+            "set, `up` makes one that no other bridge knows",
         )
 
     def _refusal(self, status: int, body: dict[str, Any]) -> TurnFailure:
         if status == 401:
             return self._wrong_secret()
+        if status == 403 and body.get("kind") == "callback_refused":
+            return CallbackRefused(
+                "the plugin inside Hermes does not call this bridge back",
+                hint="name this bridge in MOLECULE_A2A_PLATFORM_CALLBACKS of that Hermes",
+            )
         if status == 413:
             return TooLarge()
         if status == 400:

@@ -145,6 +145,8 @@ async def _bridge(name: str, port: int, folder: str) -> None:
             "MOLECULE_HERMES_STORE": "memory" if name.endswith("-memory") else "sqlite",
             "MOLECULE_HERMES_PEER_TOKENS": ",".join(f"{n}:{t}" for n, t in TOKENS.items()),
             "MOLECULE_HERMES_MAX_RUNNING": "4000",
+            "MOLECULE_HERMES_MAX_CONNECTIONS": "10000",
+            "MOLECULE_HERMES_MAX_CONNECTIONS_OF_ADDRESS": "10000",
         }
     )
     async with Bridge(settings, _transport(name)):

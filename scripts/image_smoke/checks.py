@@ -22,11 +22,13 @@ _PROCESSES = """
 import json, psutil
 print(json.dumps([p.info for p in psutil.process_iter(["pid", "name", "status"])]))
 """
+# Who listens on a port cannot be seen: Hermes keeps others of its user out of its /proc.
 _LISTENER = """
-import psutil, sys
-for c in psutil.net_connections("tcp"):
-    if c.status == psutil.CONN_LISTEN and c.laddr.port == int(sys.argv[1]) and c.pid:
-        print(" ".join(psutil.Process(c.pid).cmdline()))
+import json, psutil, sys, urllib.request
+with urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/a2a/health", timeout=5) as answer:
+    ready = json.load(answer)["ready"]
+words = [" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
+print("ready" if ready else "not ready", *(w for w in words if w.endswith("hermes gateway run")))
 """
 _WRITABLE = """
 import os
@@ -183,7 +185,7 @@ def stanza(it: Running) -> str:
 
 def bound(it: Running) -> str:
     owner = python(it, _LISTENER, it.environ["MOLECULE_A2A_PLATFORM_PORT"])
-    expect("gateway run" in owner, owner or "nobody listens")
+    expect(owner.startswith("ready") and "gateway run" in owner, owner or "nobody listens")
     return "by hermes gateway run"
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -82,12 +81,15 @@ async def up(
     ready: bool = True,
     python: str = sys.executable,
     command: str = "up",
+    through: Sequence[str] = (),
 ) -> AsyncIterator[Stack]:
+    """`through` is a command that runs the bridge, such as one that takes its privileges away."""
     state_dir = Path(environ["MOLECULE_HERMES_STATE_DIR"])
     state_dir.mkdir(parents=True, exist_ok=True)
     log = state_dir / f"{command}.log"
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
+            *through,
             python,
             "-m",
             "molecule_hermes.cli",
@@ -136,8 +138,8 @@ def processes(mark: str) -> list[psutil.Process]:
 
 
 def secrets_in(environ: dict[str, str]) -> list[str]:
-    """The secrets that this stack made or was given."""
-    env_file = Path(environ["MOLECULE_HERMES_STATE_DIR"]) / "hermes" / ".env"
-    made = re.findall(r"^\w+_(?:KEY|SECRET)=(.+)$", env_file.read_text(), re.M)
+    """The secrets that this stack was given; those that it makes are nowhere to be read."""
+    names = ("API_SERVER_KEY", "MOLECULE_A2A_PLATFORM_SHARED_SECRET")
     tokens = environ.get("MOLECULE_HERMES_PEER_TOKENS", "")
-    return made + [entry.split(":", 1)[1] for entry in tokens.split(",") if entry]
+    given = [environ[name] for name in names if name in environ]
+    return given + [entry.split(":", 1)[1] for entry in tokens.split(",") if entry]

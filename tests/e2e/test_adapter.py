@@ -15,7 +15,11 @@ from tests.platforms import AdapterConfig, platform
 async def test_a_platform_talks_to_the_real_hermes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environ = environment(tmp_path)
+    environ = environment(
+        tmp_path,
+        MOLECULE_A2A_PLATFORM_SHARED_SECRET="a-shared-secret-of-the-tests",
+        MOLECULE_A2A_PLATFORM_CALLBACKS="127.0.0.1",
+    )
     async with up(environ):
         # The platform's process beside Hermes, with a callback port of its own.
         theirs = environ | {

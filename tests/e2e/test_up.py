@@ -141,6 +141,8 @@ async def test_hermes_killed_under_a_turn_ends_it_within_seconds(stack: Stack) -
         took = time.monotonic() - killed
     assert turn.states[-1] == "FAILED"
     assert turn.failure["kind"] == "interrupted"
+    assert turn.failure["retryable"] is False
+    assert "may have run" in turn.failure["hint"]
     assert turn.text.startswith("Demo")
     assert took < 8
     await stack.until_ready()

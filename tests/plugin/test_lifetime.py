@@ -95,7 +95,8 @@ async def test_a_turn_that_outlasts_the_drain_is_interrupted(tmp_path: Path) -> 
         _, final = await callbacks.final(message, 1)
         assert final.error is not None
         assert (final.status, final.error.kind) == ("failed", "interrupted")
-        assert final.error.retryable
+        assert not final.error.retryable
+        assert "may have run" in final.error.hint
 
 
 async def _active(hermes: object, count: int) -> bool:

@@ -1,0 +1,65 @@
+"""What a bridge hands to the Hermes that it starts: secrets, and what they open.
+
+It travels over the standard input of the new process, so that it is in no file, no command line
+and no environment. `launcher` receives it, and the plugin finds it here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import BinaryIO, Self
+
+__all__ = ["Handover", "HandoverError", "receive", "received"]
+
+_MAX_BYTES = 2**20
+
+
+class HandoverError(Exception):
+    """Nothing was handed over, or nothing that can be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    secret: str = field(default="", repr=False)
+    """The shared secret of bridge and plugin."""
+    api_key: str = field(default="", repr=False)
+    """The key of Hermes's API server; "" leaves it to Hermes's own configuration."""
+    callbacks: tuple[str, ...] = ()
+    """Where the bridge takes callbacks, as `host:port`."""
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables that Hermes itself needs and its tools must not see, such as model keys."""
+    disabled_toolsets: tuple[str, ...] = ()
+    """What agents that peers talk to are not offered."""
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def read(cls, stream: BinaryIO) -> Self:
+        try:
+            data = json.loads(stream.read(_MAX_BYTES))
+            return cls(
+                secret=str(data["secret"]),
+                api_key=str(data["api_key"]),
+                callbacks=tuple(map(str, data["callbacks"])),
+                environ={str(name): str(value) for name, value in data["environ"].items()},
+                disabled_toolsets=tuple(map(str, data["disabled_toolsets"])),
+            )
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            # Not chained: the cause may quote what was read.
+            raise HandoverError(f"no handover on standard input ({type(error).__name__})") from None
+
+
+_received = Handover()
+
+
+def receive(handover: Handover) -> None:
+    global _received  # noqa: PLW0603 - one Hermes, one bridge that started it
+    _received = handover
+
+
+def received() -> Handover:
+    """What the bridge that started this Hermes handed over; empty if nobody did."""
+    return _received

@@ -1,0 +1,399 @@
+"""The requests of A2A, answered from task logs.
+
+An implementation of the SDK's public `RequestHandler` interface. A task that works has a `TaskLog`
+in memory; all others are read from the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.context import ServerCallContext
+from a2a.server.events import Event
+from a2a.server.owner_resolver import resolve_user_scope
+from a2a.server.request_handlers import RequestHandler
+from a2a.server.request_handlers.request_handler import validate, validate_request_params
+from a2a.types import (
+    AgentCard,
+    CancelTaskRequest,
+    DeleteTaskPushNotificationConfigRequest,
+    GetExtendedAgentCardRequest,
+    GetTaskPushNotificationConfigRequest,
+    GetTaskRequest,
+    ListTaskPushNotificationConfigsRequest,
+    ListTaskPushNotificationConfigsResponse,
+    ListTasksRequest,
+    ListTasksResponse,
+    Message,
+    SendMessageRequest,
+    SubscribeToTaskRequest,
+    Task,
+    TaskPushNotificationConfig,
+    TaskState,
+)
+from a2a.utils.errors import (
+    ExtendedAgentCardNotConfiguredError,
+    InvalidParamsError,
+    PushNotificationNotSupportedError,
+    TaskNotCancelableError,
+    TaskNotFoundError,
+    UnsupportedOperationError,
+)
+from a2a.utils.task import apply_history_length, validate_history_length, validate_page_size
+
+from molecule_hermes.attachments import without_bytes
+from molecule_hermes.errors import InternalFailure
+from molecule_hermes.metrics import Metrics
+from molecule_hermes.protocol.error_mapping import nothing_leaks
+from molecule_hermes.protocol.states import rests
+from molecule_hermes.protocol.task_log import Subscription, TaskLog
+from molecule_hermes.protocol.task_registry import TaskRegistry
+from molecule_hermes.protocol.validation import (
+    require_interrupted,
+    require_open,
+    require_page_token,
+    require_room_for_answer,
+    require_same_context,
+    require_sound,
+)
+from molecule_hermes.push import PushSender
+from molecule_hermes.retries import Retries
+from molecule_hermes.stores.ledger import StorageQuota
+from molecule_hermes.updates import canceled
+
+__all__ = ["BridgeRequestHandler"]
+
+logger = logging.getLogger(__name__)
+
+_streams = validate(
+    lambda self: self.card.capabilities.streaming, "Streaming is not supported by the agent"
+)
+_pushes = validate(
+    lambda self: self.card.capabilities.push_notifications,
+    error_message="Push notifications are not supported by the agent",
+    error_type=PushNotificationNotSupportedError,
+)
+
+
+class BridgeRequestHandler(RequestHandler):
+    """Open for the life of the bridge; `aclose` waits for the executor's calls."""
+
+    def __init__(
+        self,
+        executor: AgentExecutor,
+        tasks: TaskRegistry,
+        card: AgentCard,
+        webhooks: PushSender,
+        *,
+        idempotency: Retries | None = None,
+        quota: StorageQuota | None = None,
+        max_events: int = 1024,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.card = card
+        self._executor = executor
+        self._tasks = tasks
+        self._webhooks = webhooks
+        self._sent = Retries(0.0) if idempotency is None else idempotency
+        self._quota = quota
+        self._max_events = max_events
+        self._metrics = metrics or Metrics()
+        self._calls: dict[str, asyncio.Task[None]] = {}
+        """By task: what the executor works on."""
+
+    @property
+    def active(self) -> int:
+        """Tasks in memory: they work, or wait for their peer."""
+        return len(self._tasks)
+
+    async def aclose(self) -> None:
+        """Waits for the executor's calls, which its own `drain` has ended."""
+        await asyncio.gather(*self._calls.values(), return_exceptions=True)
+
+    # Reading.
+
+    @validate_request_params
+    @nothing_leaks
+    async def on_get_task(self, params: GetTaskRequest, context: ServerCallContext) -> Task:
+        validate_history_length(params)
+        return apply_history_length(await self._task(params.id, context), params)
+
+    @validate_request_params
+    @nothing_leaks
+    async def on_list_tasks(
+        self, params: ListTasksRequest, context: ServerCallContext
+    ) -> ListTasksResponse:
+        validate_history_length(params)
+        if params.HasField("page_size"):
+            validate_page_size(params.page_size)
+        require_page_token(params.page_token)
+        page = await self._tasks.list(params, context)
+        for task in page.tasks:
+            if not params.include_artifacts:
+                task.ClearField("artifacts")
+            if (shown := apply_history_length(task, params)) is not task:
+                task.CopyFrom(shown)
+        return page
+
+    async def _task(self, task_id: str, context: ServerCallContext) -> Task:
+        task = await self._tasks.get(task_id, context)
+        if task is None:
+            raise TaskNotFoundError(f"Task {task_id} not found")
+        return task
+
+    async def _log(self, task_id: str, context: ServerCallContext) -> TaskLog:
+        """The log of a task that exists; a task that is being created is waited for."""
+        task = await self._task(task_id, context)
+        return self._tasks.log(task_id, context) or self._tasks.adopt(task, context)
+
+    # Sending.
+
+    @validate_request_params
+    @nothing_leaks
+    async def on_message_send(
+        self, params: SendMessageRequest, context: ServerCallContext
+    ) -> Task | Message:
+        accepted = await self._accept(params, context)
+        log, now = accepted.log, params.configuration.return_immediately
+        told = log.version if accepted.request is not None else 0
+        call = self._call_for(accepted)
+        if call is not None and not now:
+            await asyncio.shield(call)
+        await log.wait(after=told if now else None)
+        return apply_history_length(await log.snapshot(), params.configuration)
+
+    @validate_request_params
+    @_streams
+    @nothing_leaks
+    async def on_message_send_stream(
+        self, params: SendMessageRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Event, None]:
+        accepted = await self._accept(params, context)
+        log = accepted.log
+        async with self._reader(log) as reader:
+            if accepted.request is None:
+                yield apply_history_length(await log.subscribe(reader), params.configuration)
+            else:
+                log.follow(reader)
+            if (call := self._call_for(accepted)) is not None:
+                call.add_done_callback(lambda _: reader.close() if log.rests else None)
+            elif log.rests:
+                return
+            async for event in reader:
+                yield _shown(event, params)
+                if rests(event):
+                    return
+
+    async def _accept(self, params: SendMessageRequest, context: ServerCallContext) -> _Accepted:
+        """Finds or makes the log of the message's task. Nothing has been run yet."""
+        validate_history_length(params.configuration)
+        message = params.message
+        require_sound(message)
+        if message.task_id:
+            return await self._accept_answer(params, context)
+        if self._quota is not None:
+            self._quota.require_room_for_refusal(resolve_user_scope(context))
+        task_id, context_id = str(uuid.uuid4()), message.context_id or str(uuid.uuid4())
+        if before := await self._claim(params, context, task_id, context_id):
+            return _Accepted(await self._log(before, context))
+        log = self._tasks.begin(Task(id=task_id, context_id=context_id), context)
+        return _Accepted(log, RequestContext(context, params, task_id, context_id))
+
+    async def _claim(
+        self, params: SendMessageRequest, context: ServerCallContext, task_id: str, context_id: str
+    ) -> str | None:
+        """Takes the message for a new task; returns the task that it belongs to if it was sent
+        before. Its webhook is registered first: a message that is refused is not taken."""
+        peer, message = resolve_user_scope(context), params.message
+        ids = (peer, message.context_id, message.message_id)
+        if before := self._sent.find(*ids):
+            return before
+        await self._register_webhook(task_id, params, context)
+        if before := self._sent.find(*ids):  # it came twice at once
+            return before
+        for known_as in {message.context_id, context_id}:
+            self._sent.claim(peer, known_as, message.message_id, task_id)
+        return None
+
+    async def _accept_answer(
+        self, params: SendMessageRequest, context: ServerCallContext
+    ) -> _Accepted:
+        accepted = await self._find_asked(params, context)
+        task = accepted.log.task
+        if accepted.request is not None and _has_webhook(params):
+            await self._register_webhook(task.id, params, context)
+            accepted = await self._find_asked(params, context)  # the task may have gone on
+        if accepted.request is not None:
+            peer, message_id = resolve_user_scope(context), params.message.message_id
+            self._sent.claim(peer, task.context_id, message_id, task.id)
+        return accepted
+
+    async def _find_asked(
+        self, params: SendMessageRequest, context: ServerCallContext
+    ) -> _Accepted:
+        """The task that the message answers. Raises if the task takes no answer now."""
+        message = params.message
+        task = await self._task(message.task_id, context)
+        require_same_context(message, task)
+        log = self._tasks.log(task.id, context) or self._tasks.adopt(task, context)
+        before = self._sent.find(resolve_user_scope(context), task.context_id, message.message_id)
+        if before or any(known.message_id == message.message_id for known in task.history):
+            return _Accepted(log)
+        require_interrupted(task)
+        require_room_for_answer(task, without_bytes(message))
+        if log.cancelling is not None and log.cancelling.locked():
+            raise UnsupportedOperationError(f"task {task.id} has just ended: it is being canceled")
+        return _Accepted(log, RequestContext(context, params, task.id, task.context_id, task))
+
+    def _call_for(self, accepted: _Accepted) -> asyncio.Task[None] | None:
+        """The executor's call: a new one, or that of the message that was sent before."""
+        log = accepted.log
+        if accepted.request is None:
+            return self._calls.get(log.task.id)
+        name = f"execute:{log.task.id}"
+        call = asyncio.create_task(self._call(log, accepted.request), name=name)
+        self._calls[log.task.id] = call
+        call.add_done_callback(self._call_ended)
+        return call
+
+    def _call_ended(self, call: asyncio.Task[None]) -> None:
+        task_id = call.get_name().removeprefix("execute:")
+        if self._calls.get(task_id) is call:
+            del self._calls[task_id]
+
+    async def _call(self, log: TaskLog, request: RequestContext) -> None:
+        """Whatever the executor does, its task rests afterwards, and nothing of it leaks."""
+        try:
+            if request.current_task is not None and request.message is not None:
+                await log.add_message(without_bytes(request.message))
+            await self._executor.execute(request, log)
+        except Exception:
+            logger.exception("the executor failed in task %s", log.task.id)
+        if not log.rests:
+            await log.end(InternalFailure())
+
+    # Following and canceling.
+
+    @validate_request_params
+    @_streams
+    @nothing_leaks
+    async def on_subscribe_to_task(
+        self, params: SubscribeToTaskRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Event, None]:
+        log = await self._log(params.id, context)
+        async with self._reader(log) as reader:
+            task = await log.subscribe(reader)
+            require_open(task)
+            yield task
+            async for event in reader:
+                yield event
+
+    @validate_request_params
+    @nothing_leaks
+    async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task:
+        log = await self._log(params.id, context)
+        task = log.task
+        if log.cancelling is None:
+            log.cancelling = asyncio.Lock()
+        async with log.cancelling:
+            if log.ended:
+                raise TaskNotCancelableError(
+                    f"task {task.id} has ended: {TaskState.Name(log.task.status.state)}"
+                )
+            request = RequestContext(context, None, task.id, task.context_id, task)
+            await self._executor.cancel(request, log)
+            if not log.ended:
+                await log.enqueue_event(canceled(task))
+        return await log.snapshot()
+
+    def _reader(self, log: TaskLog) -> Subscription:
+        return Subscription(log, self._max_events, self._metrics.subscriber_dropped)
+
+    # Webhooks.
+
+    async def _register_webhook(
+        self, task_id: str, params: SendMessageRequest, context: ServerCallContext
+    ) -> None:
+        if _has_webhook(params):
+            config = params.configuration.task_push_notification_config
+            await self._require_allowed(config.url)
+            await self._webhooks.configs.set_info(task_id, config, context)
+
+    async def _require_allowed(self, url: str) -> None:
+        if not await self._webhooks.accepts(url):
+            raise InvalidParamsError("Invalid push notification URL")
+
+    @validate_request_params
+    @_pushes
+    @nothing_leaks
+    async def on_create_task_push_notification_config(
+        self, params: TaskPushNotificationConfig, context: ServerCallContext
+    ) -> TaskPushNotificationConfig:
+        await self._task(params.task_id, context)
+        await self._require_allowed(params.url)
+        stored = await self._webhooks.configs.set_info(params.task_id, params, context)
+        return stored or params
+
+    @validate_request_params
+    @_pushes
+    @nothing_leaks
+    async def on_get_task_push_notification_config(
+        self, params: GetTaskPushNotificationConfigRequest, context: ServerCallContext
+    ) -> TaskPushNotificationConfig:
+        await self._task(params.task_id, context)
+        for config in await self._webhooks.configs.get_info(params.task_id, context):
+            if config.id == params.id:
+                return config
+        raise TaskNotFoundError(f"task {params.task_id} has no push configuration {params.id}")
+
+    @validate_request_params
+    @_pushes
+    @nothing_leaks
+    async def on_list_task_push_notification_configs(
+        self, params: ListTaskPushNotificationConfigsRequest, context: ServerCallContext
+    ) -> ListTaskPushNotificationConfigsResponse:
+        await self._task(params.task_id, context)
+        configs = await self._webhooks.configs.get_info(params.task_id, context)
+        return ListTaskPushNotificationConfigsResponse(configs=configs)
+
+    @validate_request_params
+    @_pushes
+    @nothing_leaks
+    async def on_delete_task_push_notification_config(
+        self, params: DeleteTaskPushNotificationConfigRequest, context: ServerCallContext
+    ) -> None:
+        await self._task(params.task_id, context)
+        await self._webhooks.configs.delete_info(params.task_id, context, params.id)
+
+    @validate_request_params
+    @validate(
+        lambda self: self.card.capabilities.extended_agent_card,
+        error_message="The agent does not support authenticated extended cards",
+    )
+    async def on_get_extended_agent_card(
+        self, params: GetExtendedAgentCardRequest, context: ServerCallContext
+    ) -> AgentCard:
+        raise ExtendedAgentCardNotConfiguredError
+
+
+@dataclass(frozen=True, slots=True)
+class _Accepted:
+    """A message's task, and what the executor is to be called with; nothing if it was before."""
+
+    log: TaskLog
+    request: RequestContext | None = None
+
+
+def _has_webhook(params: SendMessageRequest) -> bool:
+    return bool(params.configuration.HasField("task_push_notification_config"))
+
+
+def _shown(event: Event, params: SendMessageRequest) -> Event:
+    if isinstance(event, Task):
+        return apply_history_length(event, params.configuration)
+    return event

@@ -1,0 +1,391 @@
+"""A task is a log: events in order, each with a version, applied, made durable and handed on.
+
+The executor writes to the log as to any `EventQueue`. A subscriber gets a snapshot of the task with
+its version, and then every event after that version: nothing is missed and nothing comes twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol, TypeGuard
+
+from a2a.server.context import ServerCallContext
+from a2a.server.events import Event, EventQueue
+from a2a.server.owner_resolver import resolve_user_scope
+from a2a.types import Artifact, Message, Task, TaskArtifactUpdateEvent, TaskStatusUpdateEvent
+
+from molecule_hermes.errors import StorageFailure, TurnFailure
+from molecule_hermes.protocol.states import INTERRUPTED, TERMINAL
+from molecule_hermes.stores.contents import merge_text, replace_non_finite
+from molecule_hermes.updates import fail, status_of
+
+__all__ = ["Listener", "Recorder", "Subscription", "TaskLog"]
+
+logger = logging.getLogger(__name__)
+
+_CHANCES = 100
+"""Turns of the loop that a full subscriber gets before it is dropped: in a burst of events it had
+none so far."""
+
+
+class Recorder(Protocol):
+    """Makes a log's task durable."""
+
+    async def record(self, log: TaskLog) -> None:
+        """Returns when the task, as it is now, would survive. Raises when it would not."""
+
+    def record_later(self, log: TaskLog) -> None:
+        """The task's text has grown: it is recorded within the checkpoint interval."""
+
+    def lost(self, log: TaskLog) -> None:
+        """The task could not be recorded, and has ended for that."""
+
+
+TaskEvent = Task | TaskStatusUpdateEvent | TaskArtifactUpdateEvent
+Listener = Callable[[str, TaskEvent], Awaitable[None]]
+"""Is told a task's id and its event, in order. What it raises is logged."""
+
+
+class TaskLog(EventQueue):
+    """The events of one task, from its creation to its end."""
+
+    __slots__ = (
+        "_appending",
+        "_began",
+        "_listener",
+        "_readers",
+        "_recorder",
+        "_unsaved",
+        "_waiters",
+        "cancelling",
+        "context",
+        "ended",
+        "lost",
+        "recorded",
+        "task",
+        "version",
+    )
+
+    def __init__(
+        self,
+        task: Task,
+        context: ServerCallContext,
+        recorder: Recorder,
+        listener: Listener,
+        *,
+        recorded: bool = False,
+    ) -> None:
+        """`task` has at least its two ids; `recorded` if the store has it already."""
+        self.task = task
+        # Only the user: the request's context holds its headers, the bearer token among them.
+        self.context = ServerCallContext(user=context.user)
+        self.version = int(recorded)
+        """Counts what peers were told; 0 before they were told that the task exists."""
+        self.cancelling: asyncio.Lock | None = None
+        """Held while the task is being canceled, which happens once."""
+        self.recorded = recorded
+        self.ended = task.status.state in TERMINAL
+        """Whether everybody has been told the end."""
+        self.lost: TurnFailure | None = None
+        """Why the task ended here although its store does not know that yet."""
+        self._began = recorded
+        self._unsaved = False
+        self._recorder = recorder
+        self._listener = listener
+        self._readers: tuple[Subscription, ...] = ()
+        self._waiters: tuple[asyncio.Future[None], ...] = ()
+        self._appending = asyncio.Lock()
+
+    @property
+    def owner(self) -> str:
+        return str(resolve_user_scope(self.context))
+
+    @property
+    def terminal(self) -> bool:
+        return self.task.status.state in TERMINAL
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing happens until the peer does something, or ever."""
+        return self.terminal or self.task.status.state in INTERRUPTED
+
+    # What is written.
+
+    async def enqueue_event(self, event: Event) -> None:
+        """Returns when the event is durable, if it must be, and every subscriber has it in its
+        queue. Cancelling the caller does not undo the event."""
+        if isinstance(event, TaskArtifactUpdateEvent) and not self._appending.locked():
+            await self._append(event)  # nothing in it waits before the event is in every queue
+        else:
+            await asyncio.shield(self._append(event))
+        await self._let_readers_catch_up()
+
+    async def end(self, failure: TurnFailure) -> None:
+        """Ends the task as FAILED if it has no end; what was streamed stays."""
+        await asyncio.shield(self._end(failure))
+
+    async def add_message(self, message: Message) -> None:
+        """Puts a peer's message into the history. It is no event: its sender knows it."""
+        await asyncio.shield(self._add_message(message))
+
+    async def _add_message(self, message: Message) -> None:
+        async with self._appending:
+            if self.terminal:
+                return
+            _keep_status_message(self.task)
+            self.task.history.append(message)
+            if not await self._make_durable():
+                await self._publish(status_of(self.task))
+
+    async def _append(self, event: Event) -> None:
+        async with self._appending:
+            if self.terminal or not self._belongs_here(event):
+                return
+            self._apply(event)
+            told: TaskEvent = event
+            if isinstance(event, TaskArtifactUpdateEvent):
+                self._unsaved = True
+                self._recorder.record_later(self)
+            elif not await self._make_durable():
+                told = status_of(self.task) if self.version else self.copy()
+            await self._publish(told)
+
+    async def _end(self, failure: TurnFailure) -> None:
+        async with self._appending:
+            if self.terminal:
+                return
+            self._began = True
+            fail(self.task, failure)
+            first = not self.version
+            await self._make_durable()
+            await self._publish(self.copy() if first else status_of(self.task))
+
+    def _belongs_here(self, event: Event) -> TypeGuard[TaskEvent]:
+        """An executor's mistake must not reach a peer: it is logged."""
+        match event:
+            case Task():
+                named, right_order = event.id, not self._began
+            case TaskStatusUpdateEvent() | TaskArtifactUpdateEvent():
+                named, right_order = event.task_id, self._began
+            case _:
+                named, right_order = "", False
+        if named == self.task.id and right_order:
+            return True
+        logger.error("task %s got a %s out of place", self.task.id, type(event).__name__)
+        return False
+
+    def _apply(self, event: Event) -> None:
+        match event:
+            case Task():
+                self._began = True
+                self.task.CopyFrom(event)
+            case TaskStatusUpdateEvent():
+                _keep_status_message(self.task)
+                if event.HasField("metadata"):
+                    self.task.metadata.MergeFrom(event.metadata)
+                self.task.status.CopyFrom(event.status)
+            case TaskArtifactUpdateEvent():
+                _apply_artifact(self.task, event)
+
+    async def _make_durable(self) -> bool:
+        """Whether the task is stored as it is. If not, it has ended: nobody may be told a state
+        that a crash would take back."""
+        self._unsaved = True
+        try:
+            await self._recorder.record(self)
+        except Exception as error:
+            self._lose(error)
+            return False
+        self.recorded, self._unsaved = True, False
+        return True
+
+    def _lose(self, error: Exception) -> None:
+        if isinstance(error, StorageFailure):
+            message = f"the task could not be stored: {error.message}"
+            self.lost = StorageFailure(message, hint=error.hint)
+        else:
+            logger.error("task %s cannot be stored", self.task.id, exc_info=error)
+            self.lost = StorageFailure()
+        fail(self.task, self.lost)
+        self._recorder.lost(self)
+
+    async def checkpoint(self) -> None:
+        """Makes durable what is not yet: text, or an end that could not be stored. Raises what the
+        recorder raises."""
+        async with self._appending:
+            if self._unsaved:
+                await self._recorder.record(self)
+                self._unsaved, self.lost = False, None
+
+    # What is read.
+
+    async def snapshot(self) -> Task:
+        """A copy of the task as its peer may see it: with no state that is not durable yet."""
+        async with self._appending:
+            return self.copy()
+
+    async def subscribe(self, reader: Subscription) -> Task:
+        """The task as it is; the reader gets every event after it."""
+        async with self._appending:
+            self.follow(reader)
+            return self.copy()
+
+    def follow(self, reader: Subscription) -> None:
+        """The reader gets every event from now on."""
+        if self.ended:
+            reader.close()
+        else:
+            self._readers = (*self._readers, reader)
+
+    async def wait(self, *, after: int | None = None) -> None:
+        """Returns when the task rests, or, with `after`, when there is an event after that version
+        or none can come."""
+        while True:
+            async with self._appending:
+                if self.terminal or (self.rests if after is None else self.version > after):
+                    return
+                changed = asyncio.get_running_loop().create_future()
+                self._waiters = (*(w for w in self._waiters if not w.done()), changed)
+            await changed
+
+    def leave(self, reader: Subscription) -> None:
+        self._readers = tuple(other for other in self._readers if other is not reader)
+
+    def copy(self) -> Task:
+        merge_text(self.task)
+        copy = Task()
+        copy.CopyFrom(self.task)
+        replace_non_finite(copy)
+        return copy
+
+    async def _publish(self, event: TaskEvent) -> None:
+        self.version += 1
+        for reader in self._readers:
+            reader.put(event)
+        await self._tell_listener(event)
+        if self.terminal:
+            self.ended = True
+            for reader in self._readers:
+                reader.close()
+        self._wake()
+
+    async def _tell_listener(self, event: TaskEvent) -> None:
+        try:
+            await self._listener(self.task.id, event)
+        except Exception:
+            logger.exception("an event of task %s was not passed on", self.task.id)
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, ()
+        for waiter in waiters:
+            _set(waiter)
+
+    async def _let_readers_catch_up(self) -> None:
+        if not any(reader.lag for reader in self._readers):
+            return
+        for _ in range(_CHANCES):
+            await asyncio.sleep(0)
+            if not any(reader.overfull for reader in self._readers):
+                return
+        for reader in self._readers:
+            if reader.overfull:
+                logger.warning("a subscriber of task %s fell too far behind", self.task.id)
+                reader.drop()
+
+
+def _set(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+class Subscription:
+    """One reader of a log: `async with` it, and iterate over its events.
+
+    A reader that falls `max_events` behind is dropped: its stream ends, and `on_dropped` is told.
+    """
+
+    __slots__ = ("_closed", "_events", "_log", "_max_events", "_on_dropped", "_waiter")
+
+    def __init__(self, log: TaskLog, max_events: int, on_dropped: Callable[[], None]) -> None:
+        self._log = log
+        self._max_events = max_events
+        self._on_dropped = on_dropped
+        self._events: deque[TaskEvent] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._closed = False
+
+    @property
+    def lag(self) -> int:
+        return len(self._events or ())
+
+    @property
+    def overfull(self) -> bool:
+        return self.lag >= self._max_events
+
+    def put(self, event: TaskEvent) -> None:
+        if self._events is None:
+            self._events = deque()
+        self._events.append(event)
+        self._wake()
+
+    def close(self) -> None:
+        """No more events come; those that came already are still read."""
+        self._closed = True
+        self._log.leave(self)
+        self._wake()
+
+    def drop(self) -> None:
+        """Ends the stream at once: its reader can subscribe again."""
+        self._events = None
+        self.close()
+        self._on_dropped()
+
+    async def __aenter__(self) -> Subscription:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.close()
+
+    def __aiter__(self) -> AsyncIterator[TaskEvent]:
+        return self
+
+    async def __anext__(self) -> TaskEvent:
+        while not self._events:
+            # An empty deque takes 0.6 KiB, and a turn in flight waits here most of its time.
+            self._events = None
+            if self._closed:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._events.popleft()
+
+    def _wake(self) -> None:
+        if self._waiter is not None:
+            _set(self._waiter)
+            self._waiter = None
+
+
+def _keep_status_message(task: Task) -> None:
+    if task.status.HasField("message"):
+        task.history.append(task.status.message)
+        task.status.ClearField("message")
+
+
+def _apply_artifact(task: Task, event: TaskArtifactUpdateEvent) -> None:
+    new = event.artifact
+    known = _artifact(task, new.artifact_id)
+    if known is None:
+        task.artifacts.append(new)
+    elif event.append:
+        known.parts.extend(new.parts)
+        if new.HasField("metadata"):
+            known.metadata.MergeFrom(new.metadata)
+    else:
+        known.CopyFrom(new)
+
+
+def _artifact(task: Task, artifact_id: str) -> Artifact | None:
+    return next((a for a in task.artifacts if a.artifact_id == artifact_id), None)

@@ -1,0 +1,189 @@
+"""The tasks of the bridge: the logs of those that work, over the store that keeps them all.
+
+What a peer is told of a task's state is on disk before it is told; streamed text follows at most
+once in `checkpoint` seconds, so that a stream's cost does not grow with the square of its length.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Self
+
+from a2a.server.context import ServerCallContext
+from a2a.server.owner_resolver import resolve_user_scope
+from a2a.server.tasks import TaskStore
+from a2a.types import ListTasksRequest, ListTasksResponse, Task
+
+from molecule_hermes.errors import StorageFailure
+from molecule_hermes.protocol.task_log import Listener, TaskLog
+from molecule_hermes.stores.contents import merge_text, replace_non_finite, trim_rejected
+from molecule_hermes.stores.ledger import StoredBytes
+
+__all__ = ["TaskRegistry"]
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = 64
+_CHECK_WITHIN = 2.0
+"""Less than readiness waits, so that the reason is told."""
+
+Check = Callable[[], Awaitable[None]]
+OnEnd = Callable[[TaskLog], None]
+
+
+async def _well() -> None:
+    pass
+
+
+def _ignore(log: TaskLog) -> None:
+    pass
+
+
+class TaskRegistry:
+    """`async with` it; on exit everything that is not stored yet is written."""
+
+    def __init__(
+        self,
+        store: TaskStore,
+        listener: Listener,
+        stored: StoredBytes | None = None,
+        *,
+        checkpoint: float = 1.0,
+        check: Check = _well,
+        on_end: OnEnd = _ignore,
+    ) -> None:
+        """`check` is the store's own; `on_end` is told of a log that has ended, before its
+        subscribers are."""
+        self._store = store
+        self._listener = listener
+        self.stored = StoredBytes() if stored is None else stored
+        """How much each peer has; corrected with every record."""
+        self._checkpoint = checkpoint
+        self._check = check
+        self._on_end = on_end
+        self._logs: dict[str, TaskLog] = {}
+        self._unwritten: dict[TaskLog, None] = {}
+        self._wake = asyncio.Event()
+        self._writer: asyncio.Task[None] | None = None
+        self._failure: StorageFailure | None = None
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    async def __aenter__(self) -> Self:
+        self._writer = asyncio.create_task(self._write_checkpoints(), name="task-checkpoints")
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._writer is not None:
+            self._writer.cancel()
+            await asyncio.gather(self._writer, return_exceptions=True)
+        await self._write(list(self._logs.values()))
+
+    async def check(self) -> None:
+        """Raises the `StorageFailure` that a task would meet now."""
+        try:
+            async with asyncio.timeout(_CHECK_WITHIN):
+                await self._check()
+        except TimeoutError:
+            raise self._failure or StorageFailure("the storage does not answer") from None
+        if waiting := sum(log.lost is not None for log in self._logs.values()):
+            raise StorageFailure(f"{waiting} tasks that ended still wait to be stored")
+
+    # Tasks.
+
+    def begin(self, task: Task, context: ServerCallContext) -> TaskLog:
+        """The log of a new task, which is stored with its first event."""
+        log = self._logs[task.id] = TaskLog(task, context, self, self._listener)
+        return log
+
+    def adopt(self, task: Task, context: ServerCallContext) -> TaskLog:
+        """The log of a stored task that has none in memory."""
+        log = TaskLog(task, context, self, self._listener, recorded=True)
+        if not log.ended:
+            self._logs[task.id] = log
+        return log
+
+    def log(self, task_id: str, context: ServerCallContext) -> TaskLog | None:
+        """The log of a task that works, if it is the caller's."""
+        log = self._logs.get(task_id)
+        return log if log is not None and log.owner == resolve_user_scope(context) else None
+
+    async def get(self, task_id: str, context: ServerCallContext) -> Task | None:
+        if log := self.log(task_id, context):
+            await log.wait(after=0)
+            return await log.snapshot()
+        task: Task | None = await self._store.get(task_id, context)
+        if task is not None:
+            replace_non_finite(task)
+        return task
+
+    async def list(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
+        """The store's page, with the newest text of those tasks that work."""
+        page = await self._store.list(params, context)
+        for task in page.tasks:
+            log = self.log(task.id, context)
+            if log is not None and (log.lost or log.task.status == task.status):
+                task.CopyFrom(log.copy())
+            else:
+                replace_non_finite(task)
+        return page
+
+    # What logs ask (`task_log.Recorder`).
+
+    async def record(self, log: TaskLog) -> None:
+        self._unwritten.pop(log, None)
+        merge_text(log.task)
+        trim_rejected(log.task)
+        size = log.task.ByteSize()
+        try:
+            await self._store.save(log.task, log.context)
+        except StorageFailure as failure:
+            self._failure = failure
+            raise
+        self._failure = None
+        self.stored.saved(log.owner, log.task.id, size, ended=log.terminal)
+        if log.terminal:
+            self._forget(log)
+            if log.lost is None:
+                self._on_end(log)
+
+    def record_later(self, log: TaskLog) -> None:
+        self._unwritten[log] = None
+        self._wake.set()
+
+    def lost(self, log: TaskLog) -> None:
+        self._on_end(log)
+        if log.recorded:
+            self.record_later(log)
+        else:
+            # The store has no trace of it that would wait for its end.
+            self._forget(log)
+
+    def _forget(self, log: TaskLog) -> None:
+        self._unwritten.pop(log, None)
+        if self._logs.get(log.task.id) is log:
+            del self._logs[log.task.id]
+
+    async def _write_checkpoints(self) -> None:
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(self._checkpoint)
+            self._wake.clear()
+            await self._write(list(self._unwritten))
+
+    async def _write(self, logs: Sequence[TaskLog]) -> None:
+        for start in range(0, len(logs), _AT_ONCE):
+            await asyncio.gather(*map(self._checkpoint_log, logs[start : start + _AT_ONCE]))
+
+    async def _checkpoint_log(self, log: TaskLog) -> None:
+        try:
+            await log.checkpoint()
+        except StorageFailure:
+            self.record_later(log)
+        except Exception:
+            logger.exception("task %s cannot be stored", log.task.id)
+            if log.lost:
+                self._forget(log)

@@ -1,0 +1,78 @@
+"""Which messages are refused before anything is done with them."""
+
+from __future__ import annotations
+
+from a2a.types import Message, Role, Task, TaskState
+from a2a.utils.errors import InvalidParamsError, UnsupportedOperationError
+
+from molecule_hermes.protocol.states import TERMINAL, WORKING
+
+__all__ = [
+    "MAX_ANSWERS",
+    "MAX_ID",
+    "require_interrupted",
+    "require_open",
+    "require_page_token",
+    "require_room_for_answer",
+    "require_same_context",
+    "require_sound",
+]
+
+MAX_ID = 256
+MAX_PAGE_TOKEN = 1024
+MAX_ANSWERS = 2**20
+"""Bytes of all answers to the questions of one task, which stay in its history."""
+
+
+def require_sound(message: Message) -> None:
+    if message.role != Role.ROLE_USER:
+        raise InvalidParamsError("a message to an agent has the role ROLE_USER")
+    for name in ("message_id", "context_id", "task_id"):
+        value = getattr(message, name)
+        camel = name.replace("_id", "Id")
+        if len(value) > MAX_ID:
+            raise InvalidParamsError(f"a {camel} has at most {MAX_ID} characters")
+        if "\0" in value:
+            raise InvalidParamsError(f"a {camel} has no NUL character")
+
+
+def require_page_token(token: str) -> None:
+    """The SDK decodes any, and fails at one that is nested deeply."""
+    if len(token) > MAX_PAGE_TOKEN:
+        raise InvalidParamsError("Invalid page token")
+
+
+def require_room_for_answer(task: Task, answer: Message) -> None:
+    """A message that does not answer leaves the question open: there may be any number of them."""
+    before = sum(m.ByteSize() for m in task.history[1:] if m.role == Role.ROLE_USER)
+    if before + answer.ByteSize() > MAX_ANSWERS:
+        raise InvalidParamsError(
+            f"the answers to a task's questions have at most {MAX_ANSWERS:,} bytes in all; send "
+            "what is longer without taskId"
+        )
+
+
+def require_same_context(message: Message, task: Task) -> None:
+    if message.context_id and message.context_id != task.context_id:
+        raise InvalidParamsError(
+            f"Context {message.context_id} does not match context {task.context_id} of task "
+            f"{task.id}"
+        )
+
+
+def require_open(task: Task) -> None:
+    """An ended task takes no message, and nobody can follow it."""
+    if task.status.state in TERMINAL:
+        raise UnsupportedOperationError(
+            f"Task {task.id} is in terminal state: {TaskState.Name(task.status.state)}"
+        )
+
+
+def require_interrupted(task: Task) -> None:
+    """Only a task that waits for its peer takes a message."""
+    require_open(task)
+    if task.status.state in WORKING:
+        raise UnsupportedOperationError(
+            f"task {task.id} is still working; wait for it or cancel it, or send the message "
+            "without taskId to put it in line"
+        )

@@ -1,0 +1,103 @@
+"""What a stored task holds: text joined, rejected messages cut, and only what can be shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+from a2a.types import Message, Part, Role, Task, TaskState
+from google.protobuf.struct_pb2 import Struct, Value
+
+__all__ = ["merge_text", "replace_non_finite", "trim_rejected", "unreadable"]
+
+MAX_REJECTED = 1024
+"""Characters, and bytes of a message that is left as it is."""
+
+
+def merge_text(task: Task) -> None:
+    """Joins the text parts that streaming left in each artifact into one, in place.
+
+    The SDK appends a part per update. Clients read an artifact's parts as paragraphs, and every
+    save and every event copies them all.
+    """
+    for artifact in task.artifacts:
+        parts = artifact.parts
+        if len(parts) > 1 and all(part.WhichOneof("content") == "text" for part in parts):
+            text = "".join(part.text for part in parts)
+            del parts[1:]
+            parts[0].text = text
+
+
+def trim_rejected(task: Task) -> None:
+    """Keeps of a message that was never run no more than the beginning of its text, in place."""
+    if task.status.state != TaskState.TASK_STATE_REJECTED:
+        return
+    for message in task.history:
+        size = message.ByteSize()
+        if message.role == Role.ROLE_USER and size > MAX_REJECTED:
+            text = "\n".join(part.text for part in message.parts if part.text)[:MAX_REJECTED]
+            for field in ("parts", "metadata", "extensions", "reference_task_ids"):
+                message.ClearField(field)
+            message.parts.add(text=text)
+            message.metadata["omitted_bytes"] = size - len(text.encode())
+
+
+def replace_non_finite(task: Task) -> None:
+    """Makes texts of numbers that JSON cannot express, in place.
+
+    Older bridges stored them, and the SDK can show neither such a task nor a page that has it.
+    """
+    for struct in _structs(task):
+        _mend_all(struct.fields.values())
+    for part in _parts(task):
+        if part.WhichOneof("content") == "data":
+            _mend(part.data)
+
+
+def unreadable(task_id: str, context_id: str, state: int, updated: int | None) -> Task:
+    """What is shown in the place of a task whose stored form cannot be read; `updated` in ns."""
+    task = Task(id=task_id, context_id=context_id)
+    task.status.state = cast("TaskState", state)
+    if updated is not None:
+        task.status.timestamp.FromNanoseconds(updated)
+    task.status.message.role = Role.ROLE_AGENT
+    task.status.message.message_id = f"{task_id}-unreadable"
+    task.status.message.parts.add(text="the rest of this task cannot be read any more")
+    return task
+
+
+def _messages(task: Task) -> Iterator[Message]:
+    yield from task.history
+    if task.status.HasField("message"):
+        yield task.status.message
+
+
+def _parts(task: Task) -> Iterator[Part]:
+    for artifact in task.artifacts:
+        yield from artifact.parts
+    for message in _messages(task):
+        yield from message.parts
+
+
+def _structs(task: Task) -> Iterator[Struct]:
+    holders: tuple[Any, ...] = (task, *task.artifacts, *_messages(task), *_parts(task))
+    for holder in holders:
+        if holder.HasField("metadata"):
+            yield holder.metadata
+
+
+def _mend_all(values: Iterable[Value]) -> None:
+    for value in values:
+        _mend(value)
+
+
+def _mend(value: Value) -> None:
+    match value.WhichOneof("kind"):
+        case "number_value" if not math.isfinite(value.number_value):
+            number = value.number_value
+            value.string_value = "NaN" if math.isnan(number) else f"{'-' * (number < 0)}Infinity"
+        case "struct_value":
+            _mend_all(value.struct_value.fields.values())
+        case "list_value":
+            _mend_all(value.list_value.values)

@@ -1,0 +1,70 @@
+"""The demo model behind a proxy that keeps what Hermes asks it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from molecule_hermes.demo_model import demo_model
+
+
+@dataclass
+class RecordedModel:
+    url: str = ""
+    requests: list[dict[str, Any]] = field(default_factory=list)
+
+    def tools(self) -> set[str]:
+        """The names of the tools that were offered."""
+        return {
+            tool["function"]["name"]
+            for request in self.requests
+            for tool in request.get("tools") or ()
+        }
+
+    def prompts(self) -> str:
+        """The system prompts, of titles and the like too."""
+        messages = [m for request in self.requests for m in request["messages"]]
+        return "\n".join(str(m["content"]) for m in messages if m["role"] == "system")
+
+    def results(self, tool: str) -> list[str]:
+        """What calls of a tool came to."""
+        messages = [m for request in self.requests for m in request["messages"]]
+        calls = [call for m in messages for call in m.get("tool_calls") or ()]
+        ids = {call["id"] for call in calls if call["function"]["name"] == tool}
+        return [str(m["content"]) for m in messages if m.get("tool_call_id") in ids]
+
+
+@asynccontextmanager
+async def recorded_model() -> AsyncIterator[RecordedModel]:
+    record = RecordedModel()
+    async with demo_model() as behind, aiohttp.ClientSession() as http:
+
+        async def pass_on(request: web.Request) -> web.StreamResponse:
+            body = await request.read()
+            if request.path.endswith("/chat/completions"):
+                record.requests.append(await request.json())
+            url = behind.removesuffix("/v1") + request.path
+            headers = {"Content-Type": "application/json"}
+            async with http.request(request.method, url, data=body, headers=headers) as answer:
+                response = web.StreamResponse(status=answer.status)
+                response.content_type = answer.content_type
+                await response.prepare(request)
+                async for piece in answer.content.iter_any():
+                    await response.write(piece)
+                return response
+
+        app = web.Application(client_max_size=64 * 2**20)
+        app.router.add_route("*", "/{path:.*}", pass_on)
+        runner = web.AppRunner(app, shutdown_timeout=0.5)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            record.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+            yield record
+        finally:
+            await runner.cleanup()

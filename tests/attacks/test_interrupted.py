@@ -1,0 +1,61 @@
+"""Nobody is told to send a message again whose turn may have run."""
+
+from __future__ import annotations
+
+import asyncio
+
+from a2a.types import Part
+from aiohttp import web
+
+from molecule_hermes.client import message
+from molecule_hermes.turns import Completed, TextDelta
+from tests.conftest import StartBridge
+from tests.fakes import ScriptedTransport
+from tests.peers import ask, peer, send
+
+
+async def test_a_turn_that_ran_is_not_to_be_sent_again_unseen(bridge: StartBridge) -> None:
+    transport = ScriptedTransport(TextDelta("half"), asyncio.Event(), Completed("never"))
+    async with bridge(transport, DRAIN_TIMEOUT=0.1) as b, peer(b.url) as client:
+        running = asyncio.create_task(ask(client, "pay the bill"))
+        async with asyncio.timeout(10):
+            while not transport.turns:
+                await asyncio.sleep(0.01)
+            await b.__aexit__(None, None, None)
+            turn = await running
+    assert turn.failure["kind"] == "interrupted"
+    assert turn.failure["retryable"] is False
+    assert "may have run" in turn.failure["hint"]
+
+
+async def test_a_turn_that_never_reached_hermes_may_be_sent_again(bridge: StartBridge) -> None:
+    asked = asyncio.Event()
+
+    async def slow(request: web.Request) -> web.Response:
+        asked.set()
+        await asyncio.sleep(30)
+        return web.Response(text="too late")
+
+    app = web.Application()
+    app.router.add_get("/file.txt", slow)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    transport = ScriptedTransport(Completed("never"))
+    request = message("read this")
+    request.message.parts.append(Part(url=f"http://{host}:{port}/file.txt"))
+    limits = {"DRAIN_TIMEOUT": 0.1, "FILE_HOSTS": host}
+    try:
+        async with bridge(transport, **limits) as b, peer(b.url) as client:
+            waiting = asyncio.create_task(send(client, request))
+            async with asyncio.timeout(10):
+                await asked.wait()
+                await b.__aexit__(None, None, None)
+                turn = await waiting
+    finally:
+        await runner.cleanup()
+    assert transport.turns == []
+    assert turn.failure["kind"] == "interrupted"
+    assert turn.failure["retryable"] is True
+    assert "had not begun" in turn.failure["hint"]

@@ -1,0 +1,45 @@
+"""A peer whose agent kills its own Hermes, again and again, takes it from nobody for good."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+
+from tests.e2e.stack import environment, up
+from tests.peers import ask, peer
+
+MALLORY, BOB = "mallory-token-0123456789", "bob-token-0123456789"
+# The shell's nearest ancestor that is a gateway. The brackets keep it from matching itself.
+KILL = (
+    "demo:run P=$PPID; while ! grep -aq 'gatew[a]y' /proc/$P/cmdline; "
+    "do P=$(sed -n 's/^PPid:[^0-9]*//p' /proc/$P/status); done; kill -9 $P"
+)
+TIMES = 3
+
+
+async def test_hermes_killed_by_its_tools_comes_back_for_the_others(tmp_path: Path) -> None:
+    environ = environment(
+        tmp_path,
+        MOLECULE_HERMES_PEER_TOKENS=f"mallory:{MALLORY},bob:{BOB}",
+        MOLECULE_HERMES_MAX_RESTARTS="1",
+    )
+    config = tmp_path / "hermes" / "config.yaml"
+    config.parent.mkdir()
+    config.write_text("approvals: {mode: 'off'}\n")
+    async with (
+        up(environ) as stack,
+        peer(stack.url, token=MALLORY) as mallory,
+        peer(stack.url, token=BOB) as bob,
+        asyncio.timeout(120),
+    ):
+        for _ in range(TIMES):
+            turn = await ask(mallory, KILL)
+            assert turn.failure["kind"] == "interrupted"
+        mine = await ask(bob, "demo:say still here")
+        assert mine.text == "still here"
+        assert stack.process.returncode is None
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {BOB}"}) as http:
+            figures = (await http.get(stack.url + "/metrics")).text
+        assert f"molecule_hermes_hermes_restarts {float(TIMES)}" in figures

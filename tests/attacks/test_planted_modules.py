@@ -1,0 +1,24 @@
+"""Hermes's folder, where tools can write, is not where its launcher comes from."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from molecule_hermes.gateway import _COMMAND
+
+
+def test_a_module_in_hermes_folder_is_not_run_with_the_secrets(tmp_path: Path) -> None:
+    for name in ("molecule_hermes", "ctypes"):
+        (tmp_path / f"{name}.py").write_text("open('planted', 'w').close()\n")
+    ended = subprocess.run(
+        _COMMAND,
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert not (tmp_path / "planted").exists()
+    assert ended.returncode == 2
+    assert b"no handover" in ended.stderr

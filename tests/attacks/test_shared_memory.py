@@ -1,0 +1,77 @@
+"""What one peer's agent could learn of another's through Hermes's own memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.attacks.recorded_model import RecordedModel, recorded_model
+from tests.e2e.stack import Stack, environment, up
+from tests.peers import ask, peer
+
+SHARED = {"session_search", "memory", "cronjob"}
+ALICE, BOB = "alice-token-0123456789", "bob-token-0123456789"
+ONE, TWO = f"alice:{ALICE}", f"alice:{ALICE},bob:{BOB}"
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, way: str, tokens: str, **more: str
+) -> AsyncIterator[tuple[Stack, RecordedModel]]:
+    memories = folder / "hermes" / "memories"
+    memories.mkdir(parents=True, exist_ok=True)
+    (memories / "MEMORY.md").write_text("alice's colour is teal")
+    async with recorded_model() as model:
+        environ = environment(
+            folder,
+            MOLECULE_A2A_PLATFORM_ENABLED="true" if way == "plugin" else "false",
+            MOLECULE_HERMES_PEER_TOKENS=tokens,
+            HERMES_CUSTOM_BASE_URL=model.url,
+            HERMES_INFERENCE_MODEL="molecule-demo",
+            **more,
+        )
+        async with up(environ) as stack:
+            yield stack, model
+
+
+@pytest.mark.parametrize("way", ["plugin", "chat"])
+async def test_several_peers_share_no_memory_unless_the_operator_says_so(
+    tmp_path: Path, way: str
+) -> None:
+    async with running(tmp_path, way, TWO) as (stack, model):
+        async with peer(stack.url, token=ALICE) as client:
+            assert (await ask(client, "hello")).states[-1] == "COMPLETED"
+        assert "terminal" in model.tools()
+        assert not model.tools() & SHARED
+        assert "teal" not in model.prompts()
+        assert "session_search, memory, cronjob are off" in stack.output
+        # Nor when the agent calls one that it was not offered, or delegates.
+        async with peer(stack.url, token=BOB) as client:
+            await ask(client, 'demo:call=session_search {"query": "hello"}')
+            await ask(client, 'demo:call=delegate_task {"goal": "hello"}')
+        assert model.results("session_search")
+        assert not any("hello" in result for result in model.results("session_search"))
+        assert model.results("delegate_task")
+        assert not model.tools() & SHARED
+    config = (tmp_path / "hermes" / "config.yaml").read_text()
+    assert "disabled_toolsets" not in config
+    # What the operator changes counts from the next start, also back.
+    shared = {"MOLECULE_HERMES_SHARED_MEMORY": "true"}
+    async with running(tmp_path, way, TWO, **shared) as (stack, model):
+        async with peer(stack.url, token=ALICE) as client:
+            await ask(client, "hello again")
+        assert model.tools() >= SHARED
+        assert "teal" in model.prompts()
+        assert "the peers' agents share session_search, memory, cronjob" in stack.output
+
+
+@pytest.mark.parametrize("way", ["plugin", "chat"])
+async def test_a_single_peer_keeps_its_memory(tmp_path: Path, way: str) -> None:
+    async with running(tmp_path, way, ONE) as (stack, model):
+        async with peer(stack.url, token=ALICE) as client:
+            await ask(client, "hello")
+        assert model.tools() >= SHARED
+        assert "teal" in model.prompts()

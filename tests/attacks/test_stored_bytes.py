@@ -1,0 +1,310 @@
+"""What a peer leaves behind is bounded: ids, rejected messages, stored bytes, pages of them."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from a2a.types import GetTaskRequest, ListTasksRequest, Role, Task, TaskArtifactUpdateEvent
+from a2a.utils.errors import A2AError, InvalidParamsError, InvalidRequestError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from molecule_hermes.client import message
+from molecule_hermes.protocol.task_registry import TaskRegistry
+from molecule_hermes.stores.contents import trim_rejected
+from molecule_hermes.stores.ledger import StoredBytes
+from molecule_hermes.stores.memory import MemoryTaskStore
+from molecule_hermes.stores.pages import MAX_PAGE_BYTES
+from molecule_hermes.stores.postgresql import PostgresTaskStore
+from molecule_hermes.stores.sqlite import SqliteTaskStore
+from molecule_hermes.turns import Completed
+from molecule_hermes.updates import status_of
+from tests.conftest import StartBridge
+from tests.fakes import ScriptedTransport
+from tests.peers import ask, peer, send
+from tests.tasks import context, task
+
+TOKENS = "alice:alice-token-0123456789,bob:bob-token-0123456789"
+ALICE, BOB = "alice-token-0123456789", "bob-token-0123456789"
+BIG = 10_000
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest) -> str:
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("database").new_database())
+    return str(request.param)
+
+
+# Ids.
+
+
+@pytest.mark.parametrize("version", ["1.0", "0.3"])
+@pytest.mark.parametrize("binding", ["JSONRPC", "HTTP+JSON"])
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_ids_are_bounded_whichever_way_they_come(
+    bridge: StartBridge, binding: str, version: str, streaming: bool
+) -> None:
+    transport = ScriptedTransport(Completed("x"))
+    async with (
+        bridge(transport) as b,
+        peer(b.url, binding=binding, version=version, streaming=streaming) as client,
+    ):
+        for field, name in (("message_id", "messageId"), ("task_id", "taskId")):
+            for value in ("i" * 257, "i\0"):
+                request = message("hi")
+                setattr(request.message, field, value)
+                # The SDK's client of 0.3 over REST shows the status only.
+                with pytest.raises(A2AError, match=f"a {name} has|HTTP Error 400"):
+                    await send(client, request)
+        longest = message("hi", "c" * 256)
+        longest.message.message_id = "m" * 256
+        assert (await send(client, longest)).states[-1] == "COMPLETED"
+        assert len(b._retries) == 1
+    assert len(transport.turns) == 1
+
+
+# Rejected messages.
+
+
+async def test_a_rejected_message_leaves_little_behind(bridge: StartBridge, store: str) -> None:
+    request = message("Ä" * 200_000)
+    request.message.parts.add(raw=b"r" * 200_000, filename="f")
+    request.message.parts.add().data.struct_value["key"] = "d" * 200_000
+    request.message.metadata["key"] = "m" * 200_000
+    async with (
+        bridge(ScriptedTransport(Completed("x")), STORE=store, MAX_FILES=1) as b,
+        peer(b.url) as client,
+        httpx.AsyncClient() as http,
+    ):
+        rejected = await send(client, request)
+        assert (rejected.states[-1], rejected.failure["kind"]) == ("REJECTED", "too_large")
+        kept = await client.get_task(GetTaskRequest(id=rejected.task_id))
+        figures = (await http.get(b.url + "/metrics")).text
+    assert kept.ByteSize() < 5000
+    assert kept.history[0].parts[0].text == "Ä" * 1024
+    assert kept.history[0].metadata["omitted_bytes"] > 700_000
+    assert stored_bytes(figures) == kept.ByteSize()
+
+
+def stored_bytes(figures: str) -> float:
+    (line,) = (x for x in figures.splitlines() if x.startswith("molecule_hermes_stored_bytes "))
+    return float(line.split()[1])
+
+
+def test_a_small_message_and_what_was_run_stay_as_they_are() -> None:
+    small, run = task("small", "REJECTED"), task("run", "FAILED")
+    small.history.add(message_id="m", role=Role.ROLE_USER).parts.add(text="x" * 500)
+    run.history.add(message_id="m", role=Role.ROLE_USER).parts.add(text="x" * 50_000)
+    for each in (small, run):
+        before = Task()
+        before.CopyFrom(each)
+        trim_rejected(each)
+        assert each == before
+
+
+# The quota.
+
+
+async def test_a_peer_beyond_its_quota_is_refused_by_name_and_no_other(
+    bridge: StartBridge, store: str
+) -> None:
+    transport = ScriptedTransport(Completed("x" * BIG))
+    async with (
+        bridge(transport, STORE=store, PEER_TOKENS=TOKENS, MAX_STORED_BYTES_OF_PEER=3 * BIG) as b,
+        peer(b.url, token=ALICE) as alice,
+        peer(b.url, token=BOB) as bob,
+    ):
+        for _ in range(3):
+            assert (await ask(alice, "hi")).states[-1] == "COMPLETED"
+        refused = await ask(alice, "hi")
+        assert (refused.states[-1], refused.failure["kind"]) == ("REJECTED", "quota")
+        assert not refused.failure["retryable"]
+        assert "30 days after their end" in refused.failure["hint"]
+        assert "bytes of this agent's storage" in refused.failure["message"]
+        assert (await ask(bob, "hi")).states[-1] == "COMPLETED"
+        with pytest.raises(InvalidRequestError, match="bytes of this agent's storage"):
+            for _ in range(100):
+                assert (await ask(alice, "hi")).failure["kind"] == "quota"
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {BOB}"}) as http:
+            figures = (await http.get(b.url + "/metrics")).text
+    assert 4 * BIG < stored_bytes(figures) < 5.5 * BIG
+    assert "alice" not in figures
+    assert len(transport.turns) == 4
+
+
+async def test_the_quota_counts_what_is_stored_already(bridge: StartBridge, store: str) -> None:
+    if store == "memory":
+        pytest.skip("nothing is")
+    for expected in ("COMPLETED", "REJECTED"):
+        transport = ScriptedTransport(Completed("x" * BIG))
+        async with (
+            bridge(transport, STORE=store, MAX_STORED_BYTES_OF_PEER=BIG) as b,
+            peer(b.url) as client,
+        ):
+            assert (await ask(client, "hi")).states[-1] == expected
+
+
+async def test_what_is_deleted_makes_room(
+    bridge: StartBridge, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if store == "memory":
+        pytest.skip("it deletes by number and bytes only")
+    monkeypatch.setattr("molecule_hermes.store._PRUNE_EVERY", 0.05)
+    transport = ScriptedTransport(Completed("x" * BIG))
+    async with (
+        bridge(transport, STORE=store, MAX_STORED_BYTES_OF_PEER=3 * BIG, KEEP_TASKS=1) as b,
+        peer(b.url) as client,
+    ):
+        for _ in range(10):
+            assert (await ask(client, "hi")).states[-1] == "COMPLETED"
+            async with asyncio.timeout(10):
+                while (await client.list_tasks(ListTasksRequest())).total_size > 1:
+                    await asyncio.sleep(0.02)
+
+
+async def test_without_a_limit_nothing_is_refused(bridge: StartBridge) -> None:
+    transport = ScriptedTransport(Completed("x" * BIG))
+    async with bridge(transport, MAX_STORED_BYTES_OF_PEER=0) as b, peer(b.url) as client:
+        for _ in range(3):
+            assert (await ask(client, "hi")).states[-1] == "COMPLETED"
+
+
+async def nobody(task_id: str, event: object) -> None:
+    pass
+
+
+async def store_task(tasks: TaskRegistry, stored: Task, owner: str) -> None:
+    log = tasks.log(stored.id, context(owner))
+    if log is None:
+        log = tasks.begin(Task(id=stored.id, context_id=stored.context_id), context(owner))
+        await log.enqueue_event(stored)
+        return
+    text = TaskArtifactUpdateEvent(task_id=stored.id, artifact=stored.artifacts[0], append=True)
+    await log.enqueue_event(text)
+    await log.checkpoint()
+    await log.enqueue_event(status_of(stored))
+
+
+NAMES = st.sampled_from(["alice", "bob"])
+SAVE = st.tuples(
+    st.just("save"),
+    NAMES,
+    st.sampled_from("abcd"),
+    st.sampled_from(["SUBMITTED", "WORKING", "COMPLETED", "REJECTED"]),
+    st.integers(1, 500),
+)
+PRUNE = st.tuples(st.just("prune"))
+
+
+@settings(max_examples=30)
+@given(st.lists(SAVE | SAVE | PRUNE, max_size=20))
+def test_the_count_in_memory_is_what_is_on_disk(steps: list[Any]) -> None:
+    async def compare() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            async with (
+                SqliteTaskStore(Path(folder) / "tasks.db") as disk,
+                TaskRegistry(disk, nobody, checkpoint=3600) as tasks,
+            ):
+                disk.on_deleted = tasks.stored.deleted
+                for step, *more in steps:
+                    if step == "prune":
+                        await disk.prune(time.time() + 60, 0)
+                    else:
+                        name, task_id, state, size = more
+                        await store_task(tasks, task(task_id, state, text="x" * size), name)
+                on_disk = await disk.bytes_of_peers()
+                for name in ("alice", "bob"):
+                    assert tasks.stored.of(name) == on_disk.get(name, 0)
+                assert tasks.stored.total == sum(on_disk.values())
+
+    asyncio.run(compare())
+
+
+def test_the_ledger_holds_nothing_for_ended_tasks() -> None:
+    stored = StoredBytes()
+    for number in range(5000):
+        stored.saved("alice", str(number), 10, ended=False)
+        stored.saved("alice", str(number), 20, ended=True)
+    assert stored.of("alice") == stored.total == 100_000
+    assert len(stored._open) + len(stored._ended) <= 1000
+
+
+async def test_a_postgresql_table_of_an_older_bridge_gets_its_sizes(database: Any) -> None:
+    import asyncpg
+
+    url = database.new_database()
+    where = url.replace("postgresql:", "postgresql+asyncpg:")
+    async with PostgresTaskStore(where) as store:
+        for number in range(3):
+            await store.save(task(f"t{number}", text="x" * 1000), context())
+    connection = await asyncpg.connect(url)
+    await connection.execute("ALTER TABLE molecule_hermes_tasks DROP COLUMN size")
+    await connection.close()
+    async with PostgresTaskStore(where) as store:
+        assert (await store.bytes_of_peers())["alice"] > 300
+        assert len((await store.list(ListTasksRequest(), context())).tasks) == 3
+
+
+# Pages.
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+async def tasks(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
+    if request.param == "memory":
+        yield MemoryTaskStore()
+    elif request.param == "sqlite":
+        async with SqliteTaskStore(tmp_path / "tasks.db") as sqlite:
+            yield sqlite
+    else:
+        url = request.getfixturevalue("database").new_database()
+        async with PostgresTaskStore(url.replace("postgresql:", "postgresql+asyncpg:")) as database:
+            yield database
+
+
+@pytest.mark.parametrize("at", [None, 1], ids=["without a time", "at the same time"])
+async def test_a_page_is_bounded_in_bytes_and_the_next_goes_on(tasks: Any, at: int | None) -> None:
+    sizes = [1.5, 1.5, 1.5, 9, 0, 0, 3, 1, 0.1, 2]
+    for number, size in enumerate(sizes):
+        await tasks.save(task(f"t{number}", at=at, text="x" * int(size * 2**20)), context())
+    seen, request = [], ListTasksRequest(page_size=4)
+    async with asyncio.timeout(30):
+        while True:
+            page = await tasks.list(request, context())
+            assert (page.total_size, page.page_size) == (10, 4)
+            assert 1 <= len(page.tasks) <= 4
+            size = sum(each.ByteSize() for each in page.tasks)
+            assert size <= MAX_PAGE_BYTES or len(page.tasks) == 1
+            seen += [each.id for each in page.tasks]
+            if not page.next_page_token:
+                break
+            request.page_token = page.next_page_token
+    assert seen == [f"t{number}" for number in reversed(range(10))]
+
+
+async def test_a_listing_over_the_wire_is_bounded_too(bridge: StartBridge, store: str) -> None:
+    transport = ScriptedTransport(Completed("x" * 2_000_000))
+    async with bridge(transport, STORE=store) as b, peer(b.url) as client:
+        for _ in range(4):
+            await ask(client, "hi")
+        request = ListTasksRequest(include_artifacts=True)
+        first = await client.list_tasks(request)
+        request.page_token = first.next_page_token
+        second = await client.list_tasks(request)
+    assert (len(first.tasks), len(second.tasks)) == (2, 2)
+    assert not second.next_page_token
+
+
+async def test_any_page_token_gives_a_page_or_the_protocols_error(tasks: Any) -> None:
+    await tasks.save(task("t"), context())
+    for token in ("AAAA", "eyJ0cyI6MSwiaWQiOiJcdTAwMDAifQ", "\x00", "!", "dABh"):
+        with suppress(InvalidParamsError):
+            await tasks.list(ListTasksRequest(page_token=token), context())

@@ -1,0 +1,130 @@
+"""What Hermes is handed at its start, and what the launcher changes in it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from molecule_hermes.plugin.callbacks import CallbackRefusedError, require_allowed
+from molecule_hermes.plugin.handover import Handover, HandoverError
+from molecule_hermes.plugin.settings import API_KEY, SECRET, PluginSettings
+
+TEXT = st.text(max_size=20)
+
+
+@given(
+    st.builds(
+        Handover,
+        secret=TEXT,
+        api_key=TEXT,
+        callbacks=st.lists(TEXT).map(tuple),
+        environ=st.dictionaries(TEXT, TEXT),
+        disabled_toolsets=st.lists(TEXT).map(tuple),
+    )
+)
+def test_what_is_handed_over_arrives(handover: Handover) -> None:
+    assert Handover.read(io.BytesIO(handover.to_bytes())) == handover
+
+
+@given(st.binary() | st.recursive(st.none() | TEXT, st.lists).map(lambda v: json.dumps(v).encode()))
+def test_anything_else_is_refused_without_repeating_it(data: bytes) -> None:
+    with pytest.raises(HandoverError) as refused:
+        Handover.read(io.BytesIO(data))
+    assert refused.value.__cause__ is None
+
+
+def test_no_secret_is_in_its_repr() -> None:
+    handover = Handover("s3cret", "k3y", environ={"NAME": "v4lue"})
+    assert not any(secret in repr(handover) for secret in ("s3cret", "k3y", "v4lue"))
+
+
+def test_without_a_handover_hermes_is_not_started(tmp_path: Path) -> None:
+    """Somebody, or Hermes itself, started the command again: it would run without a secret."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "molecule_hermes.plugin.launcher", "hermes", "gateway", "run"],
+        env={"PATH": os.environ["PATH"], "HERMES_HOME": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert "molecule-hermes up" in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hermes_strips_our_secrets_from_whatever_it_starts(tmp_path: Path) -> None:
+    """On names that are private to Hermes: this fails when they change."""
+    code = """
+import os
+from tools.environments import local
+from molecule_hermes.plugin.tool_environment import keep_from_tools
+keep_from_tools(["A_MODEL_KEY"])
+made = [
+    local._make_run_env({}),
+    local._sanitize_subprocess_env(dict(os.environ)),
+    local.hermes_subprocess_env(),
+]
+secret = {"API_SERVER_KEY", "A_MODEL_KEY", os.environ["N"]}
+assert not any(secret & env.keys() for env in made)
+assert all("OTHER" in env for env in made)
+env = local.hermes_subprocess_env(inherit_credentials=True)
+assert "A_MODEL_KEY" in env
+assert not {"API_SERVER_KEY", os.environ["N"]} & env.keys()
+"""
+    environ = {"N": SECRET, SECRET: "s", API_KEY: "k", "A_MODEL_KEY": "m", "OTHER": "o"}
+    subprocess.run(
+        [sys.executable, "-c", code],
+        env=environ | {"PATH": os.environ["PATH"], "HERMES_HOME": str(tmp_path)},
+        timeout=60,
+        check=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "callbacks", "allowed"),
+    [
+        ("http://127.0.0.1:1/x", (), True),
+        ("http://[::1]:1/x", (), True),
+        ("http://localhost/x", (), True),
+        ("http://10.0.0.7/x", (), False),
+        ("http://127.0.0.1.example/x", (), False),
+        ("http://127.0.0.1:8646/x", ("127.0.0.1:8646",), True),
+        ("http://127.0.0.1:8647/x", ("127.0.0.1:8646",), False),
+        ("http://127.0.0.1:8647/x", ("127.0.0.1",), True),
+        ("http://[::1]:8646/x", ("[::1]:8646",), True),
+        ("http://[::1]:8646/x", ("::1",), True),
+        ("http://bridge.internal/x", ("bridge.internal:80",), True),
+        ("https://bridge.internal/x", ("bridge.internal:80",), False),
+        ("https://Bridge.Internal/x", ("bridge.internal:443",), True),
+        ("http://a@b.example:8646/x", ("a:8646", "a"), False),
+        ("http://other/x", ("bad:port", "[", ""), False),
+    ],
+)
+def test_only_bridges_that_are_allowed_are_called_back(
+    url: str, callbacks: tuple[str, ...], allowed: bool
+) -> None:
+    if allowed:
+        require_allowed(url, callbacks)
+    else:
+        with pytest.raises(CallbackRefusedError):
+            require_allowed(url, callbacks)
+
+
+def test_callbacks_are_a_list_or_names_with_commas() -> None:
+    for value in (["a", "b:1"], "a, b:1,"):
+        assert PluginSettings.from_extra({"callbacks": value}, {}).callbacks == ("a", "b:1")
+    env = {"MOLECULE_A2A_PLATFORM_CALLBACKS": "c"}
+    assert PluginSettings.from_extra({}, env).callbacks == ("c",)
+    for wrong in ({"a": 1}, [1], 7):
+        with pytest.raises(ValueError, match="callbacks"):
+            PluginSettings.from_extra({"callbacks": wrong}, {})
