@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from molecule_hermes.errors import ConfigError, redact
-from molecule_hermes.public_url import parse_public_url
+from molecule_hermes.net.public_url import parse_public_url
 from molecule_hermes.wire import MAX_ATTACHMENTS, MAX_FILE_BYTES
 
 __all__ = [

@@ -29,7 +29,7 @@ from molecule_hermes.errors import (
 )
 from molecule_hermes.gateway import Credentials, public_environment
 from molecule_hermes.hermes_home import HermesHome
-from molecule_hermes.ports import listens, port_owner
+from molecule_hermes.net.ports import listens, port_owner
 from molecule_hermes.transports.chat import ChatTransport
 from molecule_hermes.transports.plugin import CallbackRefused, PluginTransport
 from molecule_hermes.way import known_credentials

@@ -33,8 +33,8 @@ from molecule_hermes.gateway import (
     public_environment,
 )
 from molecule_hermes.hermes_home import HermesHome
+from molecule_hermes.net.ports import require_free_port
 from molecule_hermes.plugin.settings import API_KEY, SECRET
-from molecule_hermes.ports import require_free_port
 from molecule_hermes.providers import ModelChoice, choose_model, demo_choice, keys_that_are_set
 from molecule_hermes.server import Bridge
 from molecule_hermes.state_dir import make_private

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from molecule_hermes.addresses import PublicOnly
 from molecule_hermes.attachments import Attachments
 from molecule_hermes.config import Settings
 from molecule_hermes.conversations import Conversations
+from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.transports.base import Transport
 
 __all__ = ["executor_parts"]

@@ -29,8 +29,8 @@ from a2a.utils.errors import InvalidParamsError
 from a2a.utils.proto_utils import to_stream_response
 from google.protobuf.json_format import MessageToDict
 
-from molecule_hermes.addresses import NotPublicError, PublicOnly
 from molecule_hermes.errors import StorageFailure
+from molecule_hermes.net.addresses import NotPublicError, PublicOnly
 from molecule_hermes.stores.base import ENDED
 
 __all__ = ["PushConfigs", "PushSender"]

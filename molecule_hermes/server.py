@@ -21,7 +21,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from molecule_hermes.addresses import PublicOnly
 from molecule_hermes.answers import ErrorGuard, require_v03_message, shorten_sdk_logs
 from molecule_hermes.bodies import BodyGuard
 from molecule_hermes.card import build_card
@@ -42,8 +41,9 @@ from molecule_hermes.health import Check, Health, probe_routes
 from molecule_hermes.http_server import HttpServer, Listener
 from molecule_hermes.json_scan import JsonLimits
 from molecule_hermes.metrics import CONTENT_TYPE, CountResponses, Metrics
+from molecule_hermes.net.addresses import PublicOnly
+from molecule_hermes.net.ports import cannot_listen
 from molecule_hermes.parts import executor_parts
-from molecule_hermes.ports import cannot_listen
 from molecule_hermes.protocol.request_handler import BridgeRequestHandler
 from molecule_hermes.protocol.task_log import TaskLog
 from molecule_hermes.protocol.task_registry import TaskRegistry

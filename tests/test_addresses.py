@@ -14,7 +14,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molecule_hermes.addresses import NotPublicError, PublicOnly, is_public
+from molecule_hermes.net.addresses import NotPublicError, PublicOnly, is_public
 
 
 class Resolver(AbstractResolver):

@@ -18,7 +18,6 @@ from google.protobuf import struct_pb2
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from molecule_hermes.addresses import PublicOnly
 from molecule_hermes.attachments import (
     MAX_INLINE_BYTES,
     MAX_TOTAL_BYTES,
@@ -29,6 +28,7 @@ from molecule_hermes.attachments import (
 )
 from molecule_hermes.client import message
 from molecule_hermes.errors import BadRequest, Busy, TooLarge, TurnFailure
+from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.transports.chat import ChatTransport
 from molecule_hermes.turns import Attachment, Completed
 from molecule_hermes.wire import MAX_BODY_BYTES, MAX_FILE_BYTES, Inbound

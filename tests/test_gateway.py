@@ -18,7 +18,7 @@ from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError, Unreachable
 from molecule_hermes.gateway import Gateway, api_address
 from molecule_hermes.hermes_home import HermesHome
-from molecule_hermes.ports import require_free_port
+from molecule_hermes.net.ports import require_free_port
 from tests.fakes import free_port
 
 STAYS = (

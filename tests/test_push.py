@@ -23,9 +23,9 @@ from a2a.types import (
 from a2a.utils.errors import InvalidParamsError, TaskNotFoundError
 from aiohttp import web
 
-from molecule_hermes.addresses import PublicOnly
 from molecule_hermes.client import message
 from molecule_hermes.config import Settings
+from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.push import PushConfigs, PushSender
 from molecule_hermes.server import Bridge
 from molecule_hermes.turns import Completed, TextDelta

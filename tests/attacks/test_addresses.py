@@ -9,8 +9,8 @@ import pytest
 from a2a.types import TaskPushNotificationConfig
 from a2a.utils.errors import InvalidParamsError
 
-from molecule_hermes.addresses import MAX_URL
 from molecule_hermes.client import message
+from molecule_hermes.net.addresses import MAX_URL
 from molecule_hermes.turns import Completed
 from tests.attacks.loop import stall
 from tests.attacks.test_bodies import V10, rpc

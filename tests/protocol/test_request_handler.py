@@ -34,10 +34,10 @@ from a2a.utils.errors import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molecule_hermes.addresses import PublicOnly
 from molecule_hermes.client import message
 from molecule_hermes.errors import StorageFailure
 from molecule_hermes.executor import HermesAgentProxyExecutor
+from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.protocol.request_handler import BridgeRequestHandler
 from molecule_hermes.protocol.states import INTERRUPTED, ends, rests
 from molecule_hermes.protocol.task_log import TaskLog

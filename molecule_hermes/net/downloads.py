@@ -8,7 +8,7 @@ import aiohttp
 from yarl import URL
 
 from molecule_hermes import __version__
-from molecule_hermes.addresses import NotPublicError, PublicOnly
+from molecule_hermes.net.addresses import NotPublicError, PublicOnly
 
 __all__ = ["Download", "DownloadError", "OversizeError", "fetch"]
 

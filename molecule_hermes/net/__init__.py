@@ -1,0 +1,1 @@
+"""Networking helpers: public addresses, downloads, ports, the public URL."""
