@@ -42,8 +42,8 @@ from molecule_hermes.errors import (
     TurnFailure,
     TurnTimeout,
 )
-from molecule_hermes.metrics import Metrics
 from molecule_hermes.questions import NotAnAnswerError, asked_in, read_answer, refusal
+from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.transports.base import QuestionGoneError, Transport
 from molecule_hermes.turns import (
     Cancelled,

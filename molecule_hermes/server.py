@@ -40,7 +40,6 @@ from molecule_hermes.guards import (
 from molecule_hermes.health import Check, Health, probe_routes
 from molecule_hermes.http_server import HttpServer, Listener
 from molecule_hermes.json_scan import JsonLimits
-from molecule_hermes.metrics import CONTENT_TYPE, CountResponses, Metrics
 from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.net.ports import cannot_listen
 from molecule_hermes.parts import executor_parts
@@ -51,6 +50,7 @@ from molecule_hermes.push import PushConfigs, PushSender
 from molecule_hermes.retries import Retries
 from molecule_hermes.store import Store, open_store
 from molecule_hermes.stores.ledger import StorageQuota
+from molecule_hermes.telemetry.metrics import CONTENT_TYPE, CountResponses, Metrics
 from molecule_hermes.transports.base import Transport
 
 __all__ = ["Bridge"]

@@ -48,7 +48,6 @@ from a2a.utils.task import apply_history_length, validate_history_length, valida
 
 from molecule_hermes.attachments import without_bytes
 from molecule_hermes.errors import InternalFailure
-from molecule_hermes.metrics import Metrics
 from molecule_hermes.protocol.error_mapping import nothing_leaks
 from molecule_hermes.protocol.states import rests
 from molecule_hermes.protocol.task_log import Subscription, TaskLog
@@ -64,6 +63,7 @@ from molecule_hermes.protocol.validation import (
 from molecule_hermes.push import PushSender
 from molecule_hermes.retries import Retries
 from molecule_hermes.stores.ledger import StorageQuota
+from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.updates import canceled
 
 __all__ = ["BridgeRequestHandler"]
