@@ -18,7 +18,7 @@ from a2a.types import (
 from molecule_hermes import __version__
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import without_addresses
-from molecule_hermes.features import Feature
+from molecule_hermes.turns.features import Feature
 
 __all__ = ["build_card"]
 

@@ -30,7 +30,6 @@ from a2a.types import TaskState
 from molecule_hermes import updates
 from molecule_hermes.artifacts import ReplyArtifact
 from molecule_hermes.attachments import Attachments, without_bytes
-from molecule_hermes.conversations import Conversations, Slot
 from molecule_hermes.errors import (
     BadRequest,
     Busy,
@@ -45,7 +44,7 @@ from molecule_hermes.errors import (
 from molecule_hermes.questions import NotAnAnswerError, asked_in, read_answer, refusal
 from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.transports.base import QuestionGoneError, Transport
-from molecule_hermes.turns import (
+from molecule_hermes.turns.model import (
     Cancelled,
     Completed,
     Failed,
@@ -58,6 +57,7 @@ from molecule_hermes.turns import (
     TurnEvent,
     is_last,
 )
+from molecule_hermes.turns.scheduler import Conversations, Slot
 
 __all__ = ["HermesAgentProxyExecutor"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from molecule_hermes.attachments import Attachments
 from molecule_hermes.config import Settings
-from molecule_hermes.conversations import Conversations
 from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.transports.base import Transport
+from molecule_hermes.turns.scheduler import Conversations
 
 __all__ = ["executor_parts"]
 

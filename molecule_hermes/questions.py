@@ -10,7 +10,7 @@ from a2a.types import Message, Part, Task
 from google.protobuf import json_format
 
 from molecule_hermes.names import safe_name
-from molecule_hermes.turns import Question
+from molecule_hermes.turns.model import Question
 
 __all__ = [
     "NOBODY_TO_ASK",

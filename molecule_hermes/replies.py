@@ -10,7 +10,7 @@ import asyncio
 from typing import Literal, Self
 
 from molecule_hermes.errors import Draining, EmptyReply, InternalFailure, TurnFailure
-from molecule_hermes.turns import (
+from molecule_hermes.turns.model import (
     Cancelled,
     Completed,
     Failed,

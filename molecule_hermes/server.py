@@ -26,7 +26,6 @@ from molecule_hermes.bodies import BodyGuard
 from molecule_hermes.card import build_card
 from molecule_hermes.config import Settings, is_loopback
 from molecule_hermes.connections import ConnectionTable, default_limit, open_files_limit
-from molecule_hermes.conversations import Conversations
 from molecule_hermes.executor import HermesAgentProxyExecutor
 from molecule_hermes.guards import (
     HostGuard,
@@ -47,11 +46,12 @@ from molecule_hermes.protocol.request_handler import BridgeRequestHandler
 from molecule_hermes.protocol.task_log import TaskLog
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.push import PushConfigs, PushSender
-from molecule_hermes.retries import Retries
 from molecule_hermes.store import Store, open_store
 from molecule_hermes.stores.ledger import StorageQuota
 from molecule_hermes.telemetry.metrics import CONTENT_TYPE, CountResponses, Metrics
 from molecule_hermes.transports.base import Transport
+from molecule_hermes.turns.idempotency import Retries
+from molecule_hermes.turns.scheduler import Conversations
 
 __all__ = ["Bridge"]
 

@@ -12,7 +12,7 @@ from a2a.types import Message, Part, Role, Task, TaskState, TaskStatus, TaskStat
 
 from molecule_hermes.errors import TurnFailure
 from molecule_hermes.questions import describe
-from molecule_hermes.turns import FileProduced, Question, ToolProgress, Turn
+from molecule_hermes.turns.model import FileProduced, Question, ToolProgress, Turn
 
 __all__ = [
     "asking",

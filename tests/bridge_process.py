@@ -18,7 +18,7 @@ import uvloop
 
 from molecule_hermes.config import Settings
 from molecule_hermes.server import Bridge
-from molecule_hermes.turns import Completed, Question, TextDelta, Turn, TurnEvent
+from molecule_hermes.turns.model import Completed, Question, TextDelta, Turn, TurnEvent
 from tests.fakes import Answered, ScriptedTransport
 
 ROOT = Path(__file__).parent.parent

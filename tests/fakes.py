@@ -20,8 +20,8 @@ from typing import Any
 
 from aiohttp import web
 
-from molecule_hermes.features import features_of
-from molecule_hermes.turns import Cancelled, Turn, TurnEvent
+from molecule_hermes.turns.features import features_of
+from molecule_hermes.turns.model import Cancelled, Turn, TurnEvent
 
 KEY = "0123456789abcdef-test"
 

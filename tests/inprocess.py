@@ -16,10 +16,10 @@ from a2a.types import (
 from a2a.utils.errors import UnsupportedOperationError
 
 from molecule_hermes.client import message
-from molecule_hermes.conversations import Conversations
 from molecule_hermes.executor import HermesAgentProxyExecutor
 from molecule_hermes.stores.contents import merge_text
 from molecule_hermes.transports.base import Transport
+from molecule_hermes.turns.scheduler import Conversations
 from tests.peers import Turn
 
 _CARD = AgentCard(

@@ -31,7 +31,7 @@ from molecule_hermes.exchange import send
 from molecule_hermes.names import safe_name
 from molecule_hermes.save_folder import SaveFolder
 from molecule_hermes.terminal import Printer, RawPrinter
-from molecule_hermes.turns import Completed, FileProduced, TextDelta, ToolProgress, Usage
+from molecule_hermes.turns.model import Completed, FileProduced, TextDelta, ToolProgress, Usage
 from tests.conftest import StartBridge
 from tests.fakes import Answered, ScriptedTransport, free_port
 from tests.peers import peer, reply_text, state

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molecule_hermes.conversations import Conversations, Slot
 from molecule_hermes.errors import Busy, Draining
+from molecule_hermes.turns.scheduler import Conversations, Slot
 
 
 async def test_a_free_line_starts_at_once() -> None:

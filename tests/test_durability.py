@@ -27,7 +27,7 @@ from molecule_hermes.client import message
 from molecule_hermes.server import Bridge
 from molecule_hermes.stores import database
 from molecule_hermes.stores.sqlite import SqliteTaskStore
-from molecule_hermes.turns import Completed, TextDelta
+from molecule_hermes.turns.model import Completed, TextDelta
 from tests.bridge_process import bridge_process
 from tests.conftest import StartBridge
 from tests.fakes import ScriptedTransport

@@ -14,11 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from molecule_hermes.client import message
-from molecule_hermes.conversations import Conversations
 from molecule_hermes.errors import FAILURES, Interrupted
 from molecule_hermes.protocol.request_handler import BridgeRequestHandler
 from molecule_hermes.stores.memory import MemoryTaskStore
-from molecule_hermes.turns import (
+from molecule_hermes.turns.model import (
     Cancelled,
     Completed,
     Failed,
@@ -30,6 +29,7 @@ from molecule_hermes.turns import (
     TurnEvent,
     Usage,
 )
+from molecule_hermes.turns.scheduler import Conversations
 from tests.conftest import StartBridge
 from tests.fakes import Answered, ScriptedTransport
 from tests.inprocess import run_executor

@@ -35,8 +35,8 @@ from molecule_hermes.transports import chat as chat_transport
 from molecule_hermes.transports import plugin as plugin_transport
 from molecule_hermes.transports.chat import ChatTransport
 from molecule_hermes.transports.plugin import PluginTransport
-from molecule_hermes.turns import Completed, Question, TextDelta, ToolProgress, TurnEvent
-from molecule_hermes.turns import Turn as Given
+from molecule_hermes.turns.model import Completed, Question, TextDelta, ToolProgress, TurnEvent
+from molecule_hermes.turns.model import Turn as Given
 from tests.conftest import StartBridge
 from tests.fakes import (
     KEY,

@@ -6,7 +6,7 @@ import re
 import httpx
 
 from molecule_hermes.errors import Busy
-from molecule_hermes.turns import Completed, Failed, TextDelta
+from molecule_hermes.turns.model import Completed, Failed, TextDelta
 from tests.conftest import StartBridge
 from tests.fakes import ScriptedTransport
 from tests.peers import ask, peer

@@ -19,7 +19,7 @@ from molecule_hermes.reply_server import ReplyServer
 from molecule_hermes.transports import plugin as plugin_transport
 from molecule_hermes.transports.base import QuestionGoneError
 from molecule_hermes.transports.plugin import CallbackRefused, PluginTransport
-from molecule_hermes.turns import (
+from molecule_hermes.turns.model import (
     Attachment,
     Cancelled,
     Completed,

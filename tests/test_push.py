@@ -28,7 +28,7 @@ from molecule_hermes.config import Settings
 from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.push import PushConfigs, PushSender
 from molecule_hermes.server import Bridge
-from molecule_hermes.turns import Completed, TextDelta
+from molecule_hermes.turns.model import Completed, TextDelta
 from tests.conftest import StartBridge
 from tests.fakes import ScriptedTransport
 from tests.peers import ask, peer, send

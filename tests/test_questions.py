@@ -22,7 +22,7 @@ from molecule_hermes.client import message
 from molecule_hermes.errors import Interrupted, Unreachable
 from molecule_hermes.questions import NOBODY_TO_ASK, NotAnAnswerError, read_answer
 from molecule_hermes.transports.base import QuestionGoneError
-from molecule_hermes.turns import (
+from molecule_hermes.turns.model import (
     Completed,
     Failed,
     FileProduced,
@@ -31,7 +31,7 @@ from molecule_hermes.turns import (
     TextDelta,
     ToolProgress,
 )
-from molecule_hermes.turns import Turn as HermesTurn
+from molecule_hermes.turns.model import Turn as HermesTurn
 from tests.conftest import StartBridge
 from tests.fakes import Answered, ScriptedTransport
 from tests.peers import Turn, ask, peer, reply_text, send, state

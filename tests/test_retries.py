@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from molecule_hermes.client import message
 from molecule_hermes.config import Settings
-from molecule_hermes.retries import Retries
 from molecule_hermes.server import Bridge
-from molecule_hermes.turns import Completed, Question, TextDelta
+from molecule_hermes.turns.idempotency import Retries
+from molecule_hermes.turns.model import Completed, Question, TextDelta
 from tests.conftest import StartBridge
 from tests.fakes import Answered, ScriptedTransport
 from tests.peers import Turn, ask, peer, reply_text, send, state

@@ -21,7 +21,7 @@ from a2a.utils.errors import (
 
 from molecule_hermes.client import message
 from molecule_hermes.errors import StartError, Unreachable
-from molecule_hermes.turns import Completed, Question, TextDelta
+from molecule_hermes.turns.model import Completed, Question, TextDelta
 from tests.conftest import StartBridge
 from tests.fakes import (
     DONE,

@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molecule_hermes.turns import conversation_id
+from molecule_hermes.turns.model import conversation_id
 
 _anything = st.text(st.characters(), max_size=300)
 

@@ -6,8 +6,8 @@ import io
 from collections.abc import AsyncGenerator
 from typing import Protocol, Self
 
-from molecule_hermes.features import Feature
-from molecule_hermes.turns import Turn, TurnEvent
+from molecule_hermes.turns.features import Feature
+from molecule_hermes.turns.model import Turn, TurnEvent
 
 __all__ = ["QuestionGoneError", "Transport", "in_pieces"]
 

@@ -28,7 +28,6 @@ from molecule_hermes.errors import (
     Unreachable,
     failure_from_model_error,
 )
-from molecule_hermes.features import features_of
 from molecule_hermes.transports.base import QuestionGoneError, in_pieces
 from molecule_hermes.transports.completions import (
     Chunk,
@@ -38,7 +37,8 @@ from molecule_hermes.transports.completions import (
     parse_tool,
     readable,
 )
-from molecule_hermes.turns import (
+from molecule_hermes.turns.features import features_of
+from molecule_hermes.turns.model import (
     Cancelled,
     Completed,
     Failed,

@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator
 from typing import Self
 
 from molecule_hermes.errors import Unreachable
-from molecule_hermes.features import Feature
 from molecule_hermes.transports.base import QuestionGoneError
-from molecule_hermes.turns import Failed, Turn, TurnEvent
+from molecule_hermes.turns.features import Feature
+from molecule_hermes.turns.model import Failed, Turn, TurnEvent
 
 __all__ = ["SmokeTransport"]
 

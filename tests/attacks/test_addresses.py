@@ -11,7 +11,7 @@ from a2a.utils.errors import InvalidParamsError
 
 from molecule_hermes.client import message
 from molecule_hermes.net.addresses import MAX_URL
-from molecule_hermes.turns import Completed
+from molecule_hermes.turns.model import Completed
 from tests.attacks.loop import stall
 from tests.attacks.test_bodies import V10, rpc
 from tests.conftest import StartBridge

@@ -11,7 +11,7 @@ from a2a.utils.errors import InvalidParamsError
 
 from molecule_hermes.client import message
 from molecule_hermes.protocol.validation import MAX_ANSWERS
-from molecule_hermes.turns import Completed, Question, Turn, TurnEvent
+from molecule_hermes.turns.model import Completed, Question, Turn, TurnEvent
 from tests.attacks.test_open_questions import BOB, MALLORY, QUESTION, TOKENS
 from tests.conftest import StartBridge
 from tests.fakes import Answered, ScriptedTransport

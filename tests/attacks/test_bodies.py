@@ -23,7 +23,7 @@ from molecule_hermes.json_scan import (
     JsonScanner,
     JsonSyntaxError,
 )
-from molecule_hermes.turns import Completed
+from molecule_hermes.turns.model import Completed
 from tests.attacks.loop import stall
 from tests.conftest import StartBridge
 from tests.fakes import ScriptedTransport

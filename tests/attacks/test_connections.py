@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from molecule_hermes.connections import TIME_LIMITS, ConnectionTable, Phase, network_of
-from molecule_hermes.turns import Completed, TextDelta
+from molecule_hermes.turns.model import Completed, TextDelta
 from tests.attacks.raw_http import (
     AUTHORIZATION,
     HEAD,

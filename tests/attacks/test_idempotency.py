@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molecule_hermes import retries as module
 from molecule_hermes.client import message
-from molecule_hermes.retries import Retries
-from molecule_hermes.turns import Completed
+from molecule_hermes.turns.idempotency import Retries
+from molecule_hermes.turns.model import Completed
+from molecule_hermes.turns.model import idempotency as module
 from tests.conftest import StartBridge
 from tests.fakes import ScriptedTransport
 from tests.peers import peer, send

@@ -8,7 +8,7 @@ from a2a.types import Part
 from aiohttp import web
 
 from molecule_hermes.client import message
-from molecule_hermes.turns import Completed, TextDelta
+from molecule_hermes.turns.model import Completed, TextDelta
 from tests.conftest import StartBridge
 from tests.fakes import ScriptedTransport
 from tests.peers import ask, peer, send

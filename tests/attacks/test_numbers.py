@@ -16,7 +16,7 @@ from google.protobuf import json_format
 from molecule_hermes.config import Settings
 from molecule_hermes.server import Bridge
 from molecule_hermes.stores.sqlite import SqliteTaskStore
-from molecule_hermes.turns import Completed
+from molecule_hermes.turns.model import Completed
 from tests.conftest import StartBridge
 from tests.fakes import ScriptedTransport
 from tests.peers import peer

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import ConfigError
-from molecule_hermes.turns import Completed
+from molecule_hermes.turns.model import Completed
 from tests.attacks.raw_http import HEAD, TOKENS, connected, get, post, status_of
 from tests.conftest import StartBridge
 from tests.fakes import ScriptedTransport

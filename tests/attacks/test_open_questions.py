@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from molecule_hermes.turns import Completed, Question, Turn, TurnEvent
+from molecule_hermes.turns.model import Completed, Question, Turn, TurnEvent
 from tests.conftest import StartBridge
 from tests.e2e.stack import environment, up
 from tests.fakes import Answered, ScriptedTransport

@@ -8,7 +8,7 @@ import pytest
 from a2a.types import ListTasksRequest
 from a2a.utils.errors import InvalidParamsError
 
-from molecule_hermes.turns import Completed
+from molecule_hermes.turns.model import Completed
 from tests.conftest import StartBridge
 from tests.fakes import ScriptedTransport
 from tests.peers import peer

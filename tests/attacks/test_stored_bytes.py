@@ -25,7 +25,7 @@ from molecule_hermes.stores.memory import MemoryTaskStore
 from molecule_hermes.stores.pages import MAX_PAGE_BYTES
 from molecule_hermes.stores.postgresql import PostgresTaskStore
 from molecule_hermes.stores.sqlite import SqliteTaskStore
-from molecule_hermes.turns import Completed
+from molecule_hermes.turns.model import Completed
 from molecule_hermes.updates import status_of
 from tests.conftest import StartBridge
 from tests.fakes import ScriptedTransport

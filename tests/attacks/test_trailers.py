@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from molecule_hermes.turns import Completed
+from molecule_hermes.turns.model import Completed
 from tests.attacks.raw_http import AUTHORIZATION, HEAD, TOKENS, connected, get, post, status_of
 from tests.bridge_process import bridge_process
 from tests.conftest import StartBridge

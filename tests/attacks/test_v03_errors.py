@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from molecule_hermes.turns import Completed
+from molecule_hermes.turns.model import Completed
 from tests.conftest import StartBridge
 from tests.fakes import ScriptedTransport
 

@@ -1,4 +1,4 @@
-"""Every feature on the real Hermes, over each way that has it (`molecule_hermes/features.py`)."""
+"""Every feature on the real Hermes, over each way that has it (`molecule_hermes/turns/features.py`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from a2a.types import (
 from a2a.utils.errors import TaskNotCancelableError, TaskNotFoundError
 
 from molecule_hermes.client import message
-from molecule_hermes.features import Feature, Way, why_not
+from molecule_hermes.turns.features import Feature, Way, why_not
 from tests.e2e.stack import Stack, environment, processes, until, up
 from tests.peers import Turn, ask, peer, reply_text, send, state
 

@@ -13,8 +13,8 @@ from a2a.types import GetTaskRequest, Part
 from aiohttp import web
 
 from molecule_hermes.client import message
-from molecule_hermes.features import Feature, Way, why_not
 from molecule_hermes.plugin.files import left_over
+from molecule_hermes.turns.features import Feature, Way, why_not
 from tests.e2e.stack import Stack, environment, up
 from tests.peers import Turn, peer, reply_text, send
 from tests.test_attachments import giving, serving

@@ -43,9 +43,9 @@ from molecule_hermes.protocol.states import INTERRUPTED, ends, rests
 from molecule_hermes.protocol.task_log import TaskLog
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.push import PushConfigs, PushSender
-from molecule_hermes.retries import Retries
 from molecule_hermes.stores.memory import MemoryTaskStore
-from molecule_hermes.turns import Completed, Question, TextDelta
+from molecule_hermes.turns.idempotency import Retries
+from molecule_hermes.turns.model import Completed, Question, TextDelta
 from tests.fakes import Answered, ScriptedTransport
 from tests.peers import state
 from tests.tasks import context
