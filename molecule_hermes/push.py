@@ -31,7 +31,7 @@ from google.protobuf.json_format import MessageToDict
 
 from molecule_hermes.errors import StorageFailure
 from molecule_hermes.net.addresses import NotPublicError, PublicOnly
-from molecule_hermes.stores.base import ENDED
+from molecule_hermes.storage.base import ENDED
 
 __all__ = ["PushConfigs", "PushSender"]
 

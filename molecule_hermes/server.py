@@ -46,8 +46,8 @@ from molecule_hermes.protocol.request_handler import BridgeRequestHandler
 from molecule_hermes.protocol.task_log import TaskLog
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.push import PushConfigs, PushSender
-from molecule_hermes.store import Store, open_store
-from molecule_hermes.stores.ledger import StorageQuota
+from molecule_hermes.storage.opening import Store, open_store
+from molecule_hermes.storage.quota import StorageQuota
 from molecule_hermes.telemetry.metrics import CONTENT_TYPE, CountResponses, Metrics
 from molecule_hermes.transports.base import Transport
 from molecule_hermes.turns.idempotency import Retries

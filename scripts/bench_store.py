@@ -25,8 +25,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from molecule_hermes.protocol.task_log import TaskEvent
 from molecule_hermes.protocol.task_registry import TaskRegistry
-from molecule_hermes.stores.memory import MemoryTaskStore
-from molecule_hermes.stores.sqlite import SqliteTaskStore
+from molecule_hermes.storage.memory import MemoryTaskStore
+from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 from molecule_hermes.updates import status_of
 
 ROUNDS = 5

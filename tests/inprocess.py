@@ -17,7 +17,7 @@ from a2a.utils.errors import UnsupportedOperationError
 
 from molecule_hermes.client import message
 from molecule_hermes.executor import HermesAgentProxyExecutor
-from molecule_hermes.stores.contents import merge_text
+from molecule_hermes.storage.contents import merge_text
 from molecule_hermes.transports.base import Transport
 from molecule_hermes.turns.scheduler import Conversations
 from tests.peers import Turn

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from molecule_hermes.client import message
 from molecule_hermes.errors import FAILURES, Interrupted
 from molecule_hermes.protocol.request_handler import BridgeRequestHandler
-from molecule_hermes.stores.memory import MemoryTaskStore
+from molecule_hermes.storage.memory import MemoryTaskStore
 from molecule_hermes.turns.model import (
     Cancelled,
     Completed,

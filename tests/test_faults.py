@@ -30,7 +30,7 @@ from aiohttp import web
 
 from molecule_hermes import http_server
 from molecule_hermes.client import message
-from molecule_hermes.stores.sqlite import SqliteTaskStore
+from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 from molecule_hermes.transports import chat as chat_transport
 from molecule_hermes.transports import plugin as plugin_transport
 from molecule_hermes.transports.chat import ChatTransport

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from a2a.types import Artifact, Part, Task, TaskState
 
-from molecule_hermes.stores.contents import merge_text
-from molecule_hermes.stores.memory import MemoryTaskStore
+from molecule_hermes.storage.contents import merge_text
+from molecule_hermes.storage.memory import MemoryTaskStore
 from tests.tasks import context, task
 
 

@@ -14,8 +14,8 @@ from a2a.types import ListTasksRequest, Task, TaskPushNotificationConfig
 
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError, StorageFailure
-from molecule_hermes.store import open_store
-from molecule_hermes.stores.postgresql import PostgresTaskStore
+from molecule_hermes.storage.opening import open_store
+from molecule_hermes.storage.postgresql.store import PostgresTaskStore
 from tests.fakes import free_port
 from tests.postgres import PASSWORD, Postgres
 from tests.tasks import context, task

@@ -230,7 +230,7 @@ async def test_what_the_store_raises_does_not_leak(
         raise RuntimeError("password=hunter2")
 
     async with bridge(ScriptedTransport(Completed("x"))) as b, peer(b.url) as client:
-        monkeypatch.setattr("molecule_hermes.stores.sqlite.SqliteTaskStore.get", broken)
+        monkeypatch.setattr("molecule_hermes.storage.sqlite.store.SqliteTaskStore.get", broken)
         with pytest.raises(InternalError, match="reference") as caught:
             await client.get_task(GetTaskRequest(id="x"))
         with pytest.raises(A2AError) as streamed:

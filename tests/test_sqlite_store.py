@@ -18,8 +18,8 @@ import pytest
 from a2a.types import ListTasksRequest, Task, TaskPushNotificationConfig
 
 from molecule_hermes.errors import StartError, StorageFailure
+from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 from molecule_hermes.stores import database, sqlite
-from molecule_hermes.stores.sqlite import SqliteTaskStore
 from tests.tasks import context, task
 
 ROOT = Path(__file__).parent.parent
@@ -80,7 +80,7 @@ async def test_one_save_after_another_is_one_commit_each(path: Path) -> None:
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from molecule_hermes.stores.sqlite import SqliteTaskStore
+from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 from tests.tasks import context, task
 
 async def save(store, number):

@@ -12,12 +12,12 @@ import pytest
 from a2a.helpers import get_data_parts, get_text_parts
 from a2a.types import ListTasksRequest, Task
 
-from molecule_hermes import store as module
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import ConfigError, Interrupted, StartError, StorageFailure
-from molecule_hermes.store import open_store
-from molecule_hermes.stores.base import EndTask
-from molecule_hermes.stores.sqlite import SqliteTaskStore
+from molecule_hermes.storage import opening as module
+from molecule_hermes.storage.base import EndTask
+from molecule_hermes.storage.opening import open_store
+from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 from tests.peers import reply_text, state
 from tests.tasks import context, task
 
@@ -149,7 +149,7 @@ async def test_a_database_url_that_makes_no_sense_is_told_without_its_secret(
 async def test_a_database_without_its_driver_says_what_to_install(
     settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "molecule_hermes.stores.postgresql", None)
+    monkeypatch.setitem(__import__("sys").modules, "molecule_hermes.storage.postgresql.store", None)
     with pytest.raises(StartError, match=r"pip install '\.\[postgresql\]'"):
         async with open_store(settings(STORE="postgres://u:p@host/db")):
             pass

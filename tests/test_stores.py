@@ -22,10 +22,10 @@ from a2a.utils.task import encode_page_token
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from molecule_hermes.stores.base import DurableStore
-from molecule_hermes.stores.memory import MemoryTaskStore
-from molecule_hermes.stores.postgresql import PostgresTaskStore
-from molecule_hermes.stores.sqlite import SqliteTaskStore
+from molecule_hermes.storage.base import DurableStore
+from molecule_hermes.storage.memory import MemoryTaskStore
+from molecule_hermes.storage.postgresql.store import PostgresTaskStore
+from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 from tests.postgres import Postgres
 from tests.tasks import context, task
 

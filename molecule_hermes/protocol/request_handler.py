@@ -61,7 +61,7 @@ from molecule_hermes.protocol.validation import (
     require_sound,
 )
 from molecule_hermes.push import PushSender
-from molecule_hermes.stores.ledger import StorageQuota
+from molecule_hermes.storage.quota import StorageQuota
 from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.turns.idempotency import Retries
 from molecule_hermes.updates import canceled

@@ -18,8 +18,8 @@ from a2a.types import ListTasksRequest, ListTasksResponse, Task
 
 from molecule_hermes.errors import StorageFailure
 from molecule_hermes.protocol.task_log import Listener, TaskLog
-from molecule_hermes.stores.contents import merge_text, replace_non_finite, trim_rejected
-from molecule_hermes.stores.ledger import StoredBytes
+from molecule_hermes.storage.contents import merge_text, replace_non_finite, trim_rejected
+from molecule_hermes.storage.quota import StoredBytes
 
 __all__ = ["TaskRegistry"]
 

@@ -15,7 +15,7 @@ from google.protobuf import json_format
 
 from molecule_hermes.config import Settings
 from molecule_hermes.server import Bridge
-from molecule_hermes.stores.sqlite import SqliteTaskStore
+from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 from molecule_hermes.turns.model import Completed
 from tests.conftest import StartBridge
 from tests.fakes import ScriptedTransport

@@ -75,7 +75,7 @@ def test_the_folder_of_a_store_that_is_embedded_is_private_too(tmp_path: Path) -
     code = (
         "import asyncio, os, pathlib, sys\n"
         "os.umask(0)\n"
-        "from molecule_hermes.stores.sqlite import SqliteTaskStore\n"
+        "from molecule_hermes.storage.sqlite.store import SqliteTaskStore\n"
         "async def main():\n"
         "    async with SqliteTaskStore(pathlib.Path(sys.argv[1]) / 'tasks.db'):\n"
         "        pass\n"

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from molecule_hermes.client import message
 from molecule_hermes.protocol.task_registry import TaskRegistry
-from molecule_hermes.stores.contents import trim_rejected
-from molecule_hermes.stores.ledger import StoredBytes
-from molecule_hermes.stores.memory import MemoryTaskStore
-from molecule_hermes.stores.pages import MAX_PAGE_BYTES
-from molecule_hermes.stores.postgresql import PostgresTaskStore
-from molecule_hermes.stores.sqlite import SqliteTaskStore
+from molecule_hermes.storage.contents import trim_rejected
+from molecule_hermes.storage.memory import MemoryTaskStore
+from molecule_hermes.storage.pages import MAX_PAGE_BYTES
+from molecule_hermes.storage.postgresql.store import PostgresTaskStore
+from molecule_hermes.storage.quota import StoredBytes
+from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 from molecule_hermes.turns.model import Completed
 from molecule_hermes.updates import status_of
 from tests.conftest import StartBridge
@@ -158,7 +158,7 @@ async def test_what_is_deleted_makes_room(
 ) -> None:
     if store == "memory":
         pytest.skip("it deletes by number and bytes only")
-    monkeypatch.setattr("molecule_hermes.store._PRUNE_EVERY", 0.05)
+    monkeypatch.setattr("molecule_hermes.storage.opening._PRUNE_EVERY", 0.05)
     transport = ScriptedTransport(Completed("x" * BIG))
     async with (
         bridge(transport, STORE=store, MAX_STORED_BYTES_OF_PEER=3 * BIG, KEEP_TASKS=1) as b,

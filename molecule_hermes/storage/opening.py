@@ -22,10 +22,10 @@ from a2a.types import (
 from molecule_hermes import updates
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import Interrupted, StartError, StorageFailure
-from molecule_hermes.stores.base import DurableStore, Sent
-from molecule_hermes.stores.contents import merge_text
-from molecule_hermes.stores.ledger import StoredBytes
-from molecule_hermes.stores.memory import MemoryTaskStore
+from molecule_hermes.storage.base import DurableStore, Sent
+from molecule_hermes.storage.contents import merge_text
+from molecule_hermes.storage.memory import MemoryTaskStore
+from molecule_hermes.storage.quota import StoredBytes
 
 __all__ = ["Store", "open_store"]
 
@@ -98,11 +98,11 @@ async def _durable(
 
 def _backend(where: str, settings: Settings) -> DurableStore:
     if where == "sqlite":
-        from molecule_hermes.stores.sqlite import SqliteTaskStore
+        from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 
         return SqliteTaskStore(settings.state_dir / "tasks.db")
     try:
-        from molecule_hermes.stores.postgresql import PostgresTaskStore
+        from molecule_hermes.storage.postgresql.store import PostgresTaskStore
     except ImportError as error:
         raise StartError(
             f"MOLECULE_HERMES_STORE names a database, but {error.name} is not installed",

@@ -9,8 +9,8 @@ from a2a.server.owner_resolver import resolve_user_scope
 from a2a.server.tasks import InMemoryTaskStore
 from a2a.types import ListTasksRequest, ListTasksResponse, Task
 
-from molecule_hermes.stores.base import ENDED, OnDeleted, nobody
-from molecule_hermes.stores.pages import bounded
+from molecule_hermes.storage.base import ENDED, OnDeleted, nobody
+from molecule_hermes.storage.pages import bounded
 
 __all__ = ["MemoryTaskStore"]
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from molecule_hermes.errors import StartError, StorageFailure
-from molecule_hermes.stores.worker import Worker
+from molecule_hermes.storage.sqlite.worker import Worker
 
 __all__ = ["AWAY", "Database"]
 

@@ -32,10 +32,10 @@ from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from molecule_hermes.errors import StartError
-from molecule_hermes.stores.base import ENDED, DurableStore, EndTask, Sent
-from molecule_hermes.stores.contents import unreadable
-from molecule_hermes.stores.database import AWAY, Database
-from molecule_hermes.stores.pages import cut, read_token
+from molecule_hermes.storage.base import ENDED, DurableStore, EndTask, Sent
+from molecule_hermes.storage.contents import unreadable
+from molecule_hermes.storage.pages import cut, read_token
+from molecule_hermes.storage.sqlite.database import AWAY, Database
 
 __all__ = ["SqliteTaskStore"]
 

@@ -36,9 +36,9 @@ from sqlalchemy.ext.asyncio import (
 )
 
 from molecule_hermes.errors import ConfigError, StartError, StorageFailure, redact
-from molecule_hermes.stores.base import ENDED, DurableStore, EndTask
-from molecule_hermes.stores.contents import unreadable
-from molecule_hermes.stores.tables import (
+from molecule_hermes.storage.base import ENDED, DurableStore, EndTask
+from molecule_hermes.storage.contents import unreadable
+from molecule_hermes.storage.postgresql.tables import (
     STATE,
     Listing,
     PushConfigs,

@@ -16,7 +16,7 @@ from sqlalchemy import BigInteger, Index, String, and_, func, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Mapped, mapped_column
 
-from molecule_hermes.stores.pages import cut, read_token
+from molecule_hermes.storage.pages import cut, read_token
 
 __all__ = ["STATE", "Listing", "PushConfigs", "Tasks", "migrate", "nanoseconds"]
 

@@ -1,0 +1,1 @@
+"""Tasks in a SQLite file, for one bridge."""

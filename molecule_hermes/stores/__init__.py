@@ -1,1 +1,0 @@
-"""Where tasks live: in memory, in a SQLite file, in PostgreSQL."""
