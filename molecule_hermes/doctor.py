@@ -30,8 +30,8 @@ from molecule_hermes.errors import (
 from molecule_hermes.gateway import Credentials, public_environment
 from molecule_hermes.hermes_home import HermesHome
 from molecule_hermes.net.ports import listens, port_owner
-from molecule_hermes.transports.chat import ChatTransport
-from molecule_hermes.transports.plugin import CallbackRefused, PluginTransport
+from molecule_hermes.transports.chat.transport import ChatTransport
+from molecule_hermes.transports.plugin.transport import CallbackRefused, PluginTransport
 from molecule_hermes.way import known_credentials
 
 __all__ = ["Finding", "examine", "plugin_finding"]

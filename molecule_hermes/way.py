@@ -9,8 +9,8 @@ from molecule_hermes.gateway import Credentials
 from molecule_hermes.hermes_home import HermesHome
 from molecule_hermes.plugin.settings import API_KEY, SECRET
 from molecule_hermes.transports.base import Transport
-from molecule_hermes.transports.chat import ChatTransport
-from molecule_hermes.transports.plugin import PluginTransport
+from molecule_hermes.transports.chat.transport import ChatTransport
+from molecule_hermes.transports.plugin.transport import PluginTransport
 from molecule_hermes.transports.smoke import SmokeTransport
 
 __all__ = ["Way", "address_of", "known_credentials", "transport_for", "way_to_running_hermes"]

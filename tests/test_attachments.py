@@ -29,7 +29,7 @@ from molecule_hermes.attachments import (
 from molecule_hermes.client import message
 from molecule_hermes.errors import BadRequest, Busy, TooLarge, TurnFailure
 from molecule_hermes.net.addresses import PublicOnly
-from molecule_hermes.transports.chat import ChatTransport
+from molecule_hermes.transports.chat.transport import ChatTransport
 from molecule_hermes.turns.model import Attachment, Completed
 from molecule_hermes.wire import MAX_BODY_BYTES, MAX_FILE_BYTES, Inbound
 from molecule_hermes.wire import Attachment as WireAttachment

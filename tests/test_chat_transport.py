@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from molecule_hermes.errors import AuthFailure, Unreachable
-from molecule_hermes.transports.chat import MAX_BODY, MAX_TEXT, ChatTransport
+from molecule_hermes.transports.chat.transport import MAX_BODY, MAX_TEXT, ChatTransport
 from molecule_hermes.turns.model import (
     Attachment,
     Cancelled,

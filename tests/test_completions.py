@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molecule_hermes.transports.completions import (
+from molecule_hermes.transports.chat.completions import (
     EventStream,
     StreamError,
     parse_chunk,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from molecule_hermes.transports.chat import ChatTransport
+from molecule_hermes.transports.chat.transport import ChatTransport
 from tests.conftest import StartBridge
 from tests.fakes import (
     KEY,

@@ -9,8 +9,8 @@ import pytest
 
 from molecule_hermes.card import build_card
 from molecule_hermes.config import Settings
-from molecule_hermes.transports.chat import ChatTransport
-from molecule_hermes.transports.plugin import PluginTransport
+from molecule_hermes.transports.chat.transport import ChatTransport
+from molecule_hermes.transports.plugin.transport import PluginTransport
 from molecule_hermes.turns.features import Feature, Way, features_of, features_table
 
 DOCS = Path(__file__).parent.parent / "docs" / "features.md"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from molecule_hermes.errors import Draining, InternalFailure, Interrupted
-from molecule_hermes.replies import MAX_EARLY, Replies, Reply
+from molecule_hermes.transports.plugin.replies import MAX_EARLY, Replies, Reply
 from molecule_hermes.turns.model import (
     Cancelled,
     Completed,

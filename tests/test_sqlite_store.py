@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 from a2a.types import ListTasksRequest, Task, TaskPushNotificationConfig
+from molecule_hermes.stores import database, sqlite
 
 from molecule_hermes.errors import StartError, StorageFailure
 from molecule_hermes.storage.sqlite.store import SqliteTaskStore
-from molecule_hermes.stores import database, sqlite
 from tests.tasks import context, task
 
 ROOT = Path(__file__).parent.parent

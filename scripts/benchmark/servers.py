@@ -39,8 +39,8 @@ from starlette.applications import Starlette
 from molecule_hermes.config import Settings
 from molecule_hermes.server import Bridge
 from molecule_hermes.transports.base import Transport
-from molecule_hermes.transports.chat import ChatTransport
-from molecule_hermes.transports.plugin import PluginTransport
+from molecule_hermes.transports.chat.transport import ChatTransport
+from molecule_hermes.transports.plugin.transport import PluginTransport
 
 from .fakes import KEY, SECRET, TOKENS, reply_to
 

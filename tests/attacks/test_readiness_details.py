@@ -21,8 +21,8 @@ from molecule_hermes.errors import (
 )
 from molecule_hermes.guards import is_local
 from molecule_hermes.server import Bridge
-from molecule_hermes.transports.chat import ChatTransport
-from molecule_hermes.transports.plugin import PluginTransport
+from molecule_hermes.transports.chat.transport import ChatTransport
+from molecule_hermes.transports.plugin.transport import PluginTransport
 from tests.attacks.raw_http import TOKEN, TOKENS
 from tests.fakes import KEY, ScriptedTransport, free_port
 from tests.test_server import CARD

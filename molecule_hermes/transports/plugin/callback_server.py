@@ -8,7 +8,7 @@ from typing import Self
 from aiohttp import web
 
 from molecule_hermes.net.ports import cannot_listen
-from molecule_hermes.replies import Replies
+from molecule_hermes.transports.plugin.replies import Replies
 from molecule_hermes.wire import MAX_BODY_BYTES, REPLY_PATH, SECRET_HEADER, Callback, WireError
 
 __all__ = ["ReplyServer"]

@@ -29,7 +29,7 @@ from molecule_hermes.errors import (
     failure_from_model_error,
 )
 from molecule_hermes.transports.base import QuestionGoneError, in_pieces
-from molecule_hermes.transports.completions import (
+from molecule_hermes.transports.chat.completions import (
     Chunk,
     EventStream,
     StreamError,

@@ -22,9 +22,9 @@ from molecule_hermes.errors import (
     TurnFailure,
     Unreachable,
 )
-from molecule_hermes.replies import Replies, Reply
-from molecule_hermes.reply_server import ReplyServer
 from molecule_hermes.transports.base import QuestionGoneError, in_pieces
+from molecule_hermes.transports.plugin.callback_server import ReplyServer
+from molecule_hermes.transports.plugin.replies import Replies, Reply
 from molecule_hermes.turns.features import features_of
 from molecule_hermes.turns.model import (
     Cancelled,

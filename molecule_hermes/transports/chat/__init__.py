@@ -1,0 +1,1 @@
+"""Hermes through its API server: chat completions."""

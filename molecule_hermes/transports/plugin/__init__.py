@@ -1,0 +1,1 @@
+"""Hermes through our platform plugin, which calls back."""
