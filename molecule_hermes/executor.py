@@ -27,9 +27,6 @@ from a2a.server.events import EventQueue
 from a2a.server.tasks import TaskUpdater
 from a2a.types import TaskState
 
-from molecule_hermes import updates
-from molecule_hermes.artifacts import ReplyArtifact
-from molecule_hermes.attachments import Attachments, without_bytes
 from molecule_hermes.errors import (
     BadRequest,
     Busy,
@@ -41,7 +38,10 @@ from molecule_hermes.errors import (
     TurnFailure,
     TurnTimeout,
 )
-from molecule_hermes.questions import NotAnAnswerError, asked_in, read_answer, refusal
+from molecule_hermes.protocol import status as updates
+from molecule_hermes.protocol.incoming import Attachments, without_bytes
+from molecule_hermes.protocol.questions import NotAnAnswerError, asked_in, read_answer, refusal
+from molecule_hermes.protocol.reply import ReplyArtifact
 from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.transports.base import QuestionGoneError, Transport
 from molecule_hermes.turns.model import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from molecule_hermes.attachments import Attachments
 from molecule_hermes.config import Settings
 from molecule_hermes.net.addresses import PublicOnly
+from molecule_hermes.protocol.incoming import Attachments
 from molecule_hermes.transports.base import Transport
 from molecule_hermes.turns.scheduler import Conversations
 

@@ -23,7 +23,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from molecule_hermes.answers import ErrorGuard, require_v03_message, shorten_sdk_logs
 from molecule_hermes.bodies import BodyGuard
-from molecule_hermes.card import build_card
 from molecule_hermes.config import Settings, is_loopback
 from molecule_hermes.connections import ConnectionTable, default_limit, open_files_limit
 from molecule_hermes.executor import HermesAgentProxyExecutor
@@ -42,10 +41,11 @@ from molecule_hermes.json_scan import JsonLimits
 from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.net.ports import cannot_listen
 from molecule_hermes.parts import executor_parts
+from molecule_hermes.protocol.card import build_card
 from molecule_hermes.protocol.request_handler import BridgeRequestHandler
 from molecule_hermes.protocol.task_log import TaskLog
 from molecule_hermes.protocol.task_registry import TaskRegistry
-from molecule_hermes.push import PushConfigs, PushSender
+from molecule_hermes.protocol.webhooks import PushConfigs, PushSender
 from molecule_hermes.storage.opening import Store, open_store
 from molecule_hermes.storage.quota import StorageQuota
 from molecule_hermes.telemetry.metrics import CONTENT_TYPE, CountResponses, Metrics

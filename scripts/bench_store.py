@@ -23,11 +23,11 @@ from a2a.server.tasks import DatabaseTaskStore, TaskStore
 from a2a.types import Artifact, Message, Part, Task, TaskArtifactUpdateEvent, TaskState, TaskStatus
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from molecule_hermes.protocol.status import status_of
 from molecule_hermes.protocol.task_log import TaskEvent
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.storage.memory import MemoryTaskStore
 from molecule_hermes.storage.sqlite.store import SqliteTaskStore
-from molecule_hermes.updates import status_of
 
 ROUNDS = 5
 STATES = (

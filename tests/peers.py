@@ -11,8 +11,8 @@ from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
 from a2a.helpers import get_data_parts, get_text_parts
 from a2a.types import Part, SendMessageRequest, StreamResponse, Task, TaskState
 
-from molecule_hermes.artifacts import REPLY
 from molecule_hermes.client import message
+from molecule_hermes.protocol.reply import REPLY
 
 
 @asynccontextmanager

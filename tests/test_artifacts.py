@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from molecule_hermes.artifacts import ReplyArtifact
+from molecule_hermes.protocol.reply import ReplyArtifact
 
 
 class SlowUpdater:

@@ -18,7 +18,10 @@ from google.protobuf import struct_pb2
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from molecule_hermes.attachments import (
+from molecule_hermes.client import message
+from molecule_hermes.errors import BadRequest, Busy, TooLarge, TurnFailure
+from molecule_hermes.net.addresses import PublicOnly
+from molecule_hermes.protocol.incoming import (
     MAX_INLINE_BYTES,
     MAX_TOTAL_BYTES,
     NOTHING_TO_DO,
@@ -26,9 +29,6 @@ from molecule_hermes.attachments import (
     inlined,
     without_bytes,
 )
-from molecule_hermes.client import message
-from molecule_hermes.errors import BadRequest, Busy, TooLarge, TurnFailure
-from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.transports.chat.transport import ChatTransport
 from molecule_hermes.turns.model import Attachment, Completed
 from molecule_hermes.wire import MAX_BODY_BYTES, MAX_FILE_BYTES, Inbound

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from molecule_hermes.card import build_card
 from molecule_hermes.config import Settings
+from molecule_hermes.protocol.card import build_card
 from molecule_hermes.transports.chat.transport import ChatTransport
 from molecule_hermes.transports.plugin.transport import PluginTransport
 from molecule_hermes.turns.features import Feature, Way, features_of, features_table

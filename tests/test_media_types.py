@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from molecule_hermes.media_types import MismatchError, is_text_type, media_type_of
+from molecule_hermes.protocol.media_types import MismatchError, is_text_type, media_type_of
 
 
 def image(kind: str) -> bytes:

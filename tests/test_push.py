@@ -26,7 +26,7 @@ from aiohttp import web
 from molecule_hermes.client import message
 from molecule_hermes.config import Settings
 from molecule_hermes.net.addresses import PublicOnly
-from molecule_hermes.push import PushConfigs, PushSender
+from molecule_hermes.protocol.webhooks import PushConfigs, PushSender
 from molecule_hermes.server import Bridge
 from molecule_hermes.turns.model import Completed, TextDelta
 from tests.conftest import StartBridge

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from molecule_hermes.client import message
 from molecule_hermes.errors import Interrupted, Unreachable
-from molecule_hermes.questions import NOBODY_TO_ASK, NotAnAnswerError, read_answer
+from molecule_hermes.protocol.questions import NOBODY_TO_ASK, NotAnAnswerError, read_answer
 from molecule_hermes.transports.base import QuestionGoneError
 from molecule_hermes.turns.model import (
     Completed,

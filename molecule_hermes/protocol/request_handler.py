@@ -46,10 +46,11 @@ from a2a.utils.errors import (
 )
 from a2a.utils.task import apply_history_length, validate_history_length, validate_page_size
 
-from molecule_hermes.attachments import without_bytes
 from molecule_hermes.errors import InternalFailure
 from molecule_hermes.protocol.error_mapping import nothing_leaks
+from molecule_hermes.protocol.incoming import without_bytes
 from molecule_hermes.protocol.states import rests
+from molecule_hermes.protocol.status import canceled
 from molecule_hermes.protocol.task_log import Subscription, TaskLog
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.protocol.validation import (
@@ -60,11 +61,10 @@ from molecule_hermes.protocol.validation import (
     require_same_context,
     require_sound,
 )
-from molecule_hermes.push import PushSender
+from molecule_hermes.protocol.webhooks import PushSender
 from molecule_hermes.storage.quota import StorageQuota
 from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.turns.idempotency import Retries
-from molecule_hermes.updates import canceled
 
 __all__ = ["BridgeRequestHandler"]
 

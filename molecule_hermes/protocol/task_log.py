@@ -19,8 +19,8 @@ from a2a.types import Artifact, Message, Task, TaskArtifactUpdateEvent, TaskStat
 
 from molecule_hermes.errors import StorageFailure, TurnFailure
 from molecule_hermes.protocol.states import INTERRUPTED, TERMINAL
+from molecule_hermes.protocol.status import fail, status_of
 from molecule_hermes.storage.contents import merge_text, replace_non_finite
-from molecule_hermes.updates import fail, status_of
 
 __all__ = ["Listener", "Recorder", "Subscription", "TaskLog"]
 

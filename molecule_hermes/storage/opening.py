@@ -19,9 +19,9 @@ from a2a.types import (
     TaskStatusUpdateEvent,
 )
 
-from molecule_hermes import updates
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import Interrupted, StartError, StorageFailure
+from molecule_hermes.protocol import status as updates
 from molecule_hermes.storage.base import DurableStore, Sent
 from molecule_hermes.storage.contents import merge_text
 from molecule_hermes.storage.memory import MemoryTaskStore

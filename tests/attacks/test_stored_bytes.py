@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from molecule_hermes.client import message
+from molecule_hermes.protocol.status import status_of
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.storage.contents import trim_rejected
 from molecule_hermes.storage.memory import MemoryTaskStore
@@ -26,7 +27,6 @@ from molecule_hermes.storage.postgresql.store import PostgresTaskStore
 from molecule_hermes.storage.quota import StoredBytes
 from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 from molecule_hermes.turns.model import Completed
-from molecule_hermes.updates import status_of
 from tests.conftest import StartBridge
 from tests.fakes import ScriptedTransport
 from tests.peers import ask, peer, send

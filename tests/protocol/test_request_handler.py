@@ -42,7 +42,7 @@ from molecule_hermes.protocol.request_handler import BridgeRequestHandler
 from molecule_hermes.protocol.states import INTERRUPTED, ends, rests
 from molecule_hermes.protocol.task_log import TaskLog
 from molecule_hermes.protocol.task_registry import TaskRegistry
-from molecule_hermes.push import PushConfigs, PushSender
+from molecule_hermes.protocol.webhooks import PushConfigs, PushSender
 from molecule_hermes.storage.memory import MemoryTaskStore
 from molecule_hermes.turns.idempotency import Retries
 from molecule_hermes.turns.model import Completed, Question, TextDelta

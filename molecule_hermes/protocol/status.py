@@ -11,7 +11,7 @@ from a2a.server.tasks import TaskUpdater
 from a2a.types import Message, Part, Role, Task, TaskState, TaskStatus, TaskStatusUpdateEvent
 
 from molecule_hermes.errors import TurnFailure
-from molecule_hermes.questions import describe
+from molecule_hermes.protocol.questions import describe
 from molecule_hermes.turns.model import FileProduced, Question, ToolProgress, Turn
 
 __all__ = [
