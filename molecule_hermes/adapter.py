@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from molecule_hermes.embedding import EmbeddedExecutor, ExecutorConfig, create_executor
 from molecule_hermes.errors import StartError, TurnFailure
-from molecule_hermes.hermes_home import HermesHome
+from molecule_hermes.hermes.home import HermesHome
+from molecule_hermes.hermes.providers import keys_that_are_set
 from molecule_hermes.plugin.settings import API_KEY, SECRET
-from molecule_hermes.providers import keys_that_are_set
 
 __all__ = ["Adapter", "NativeSession", "SetupError"]
 

@@ -231,8 +231,8 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _plugin(options: argparse.Namespace) -> int:
     from molecule_hermes.doctor import plugin_finding
-    from molecule_hermes.enablement import enable
-    from molecule_hermes.hermes_home import HermesHome
+    from molecule_hermes.hermes.home import HermesHome
+    from molecule_hermes.hermes.plugin_setup import enable
 
     settings = Settings.from_env(hermes_home=options.hermes_home)
     home = HermesHome(settings.home)
@@ -258,7 +258,7 @@ def _run_for(work: Coroutine[Any, Any, T]) -> T:
 
 def _guarded(options: argparse.Namespace) -> tuple[Settings, Mapping[str, str]]:
     """The settings and the environment; secrets are no longer in `os.environ` afterwards."""
-    from molecule_hermes.providers import keys_that_are_set
+    from molecule_hermes.hermes.providers import keys_that_are_set
 
     forbid_inspection()
     settings, environ = _settings(options), dict(os.environ)

@@ -14,12 +14,6 @@ import httpx
 
 from molecule_hermes.client import connect, fetch_card, message
 from molecule_hermes.config import Settings
-from molecule_hermes.enablement import (
-    diagnose,
-    platform_state,
-    recorded_state,
-    running_hermes,
-)
 from molecule_hermes.errors import (
     AuthFailure,
     BridgeError,
@@ -27,8 +21,14 @@ from molecule_hermes.errors import (
     TurnFailure,
     Unreachable,
 )
-from molecule_hermes.gateway import Credentials, public_environment
-from molecule_hermes.hermes_home import HermesHome
+from molecule_hermes.hermes.home import HermesHome
+from molecule_hermes.hermes.plugin_setup import (
+    diagnose,
+    platform_state,
+    recorded_state,
+    running_hermes,
+)
+from molecule_hermes.hermes.process import Credentials, public_environment
 from molecule_hermes.net.ports import listens, port_owner
 from molecule_hermes.transports.chat.transport import ChatTransport
 from molecule_hermes.transports.plugin.transport import CallbackRefused, PluginTransport

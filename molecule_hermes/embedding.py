@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Literal, Protocol, Self
 
 from molecule_hermes.config import Settings
-from molecule_hermes.enablement import system_prompt_of
 from molecule_hermes.errors import StartError
 from molecule_hermes.executor import HermesAgentProxyExecutor
-from molecule_hermes.hermes_home import HermesHome
+from molecule_hermes.hermes.home import HermesHome
+from molecule_hermes.hermes.plugin_setup import system_prompt_of
 from molecule_hermes.parts import executor_parts
 from molecule_hermes.way import address_of, known_credentials, transport_for, way_to_running_hermes
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from molecule_hermes import __version__
 from molecule_hermes.config import Settings, unknown_variables
-from molecule_hermes.demo_model import demo_model
-from molecule_hermes.enablement import (
+from molecule_hermes.errors import AuthFailure, ConfigError, Draining, StartError, TurnFailure
+from molecule_hermes.hermes.demo_model import demo_model
+from molecule_hermes.hermes.home import HermesHome
+from molecule_hermes.hermes.plugin_setup import (
     Hermes,
     NotBoundError,
     diagnose,
@@ -21,8 +23,7 @@ from molecule_hermes.enablement import (
     open_first_session,
     platform_state,
 )
-from molecule_hermes.errors import AuthFailure, ConfigError, Draining, StartError, TurnFailure
-from molecule_hermes.gateway import (
+from molecule_hermes.hermes.process import (
     SHARED_TOOLSETS,
     Credentials,
     Gateway,
@@ -32,10 +33,14 @@ from molecule_hermes.gateway import (
     handover_of,
     public_environment,
 )
-from molecule_hermes.hermes_home import HermesHome
+from molecule_hermes.hermes.providers import (
+    ModelChoice,
+    choose_model,
+    demo_choice,
+    keys_that_are_set,
+)
 from molecule_hermes.net.ports import require_free_port
 from molecule_hermes.plugin.settings import API_KEY, SECRET
-from molecule_hermes.providers import ModelChoice, choose_model, demo_choice, keys_that_are_set
 from molecule_hermes.server import Bridge
 from molecule_hermes.state_dir import make_private
 from molecule_hermes.terminal import command_name

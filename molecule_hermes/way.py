@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from molecule_hermes.config import Settings
-from molecule_hermes.gateway import Credentials
-from molecule_hermes.hermes_home import HermesHome
+from molecule_hermes.hermes.home import HermesHome
+from molecule_hermes.hermes.process import Credentials
 from molecule_hermes.plugin.settings import API_KEY, SECRET
 from molecule_hermes.transports.base import Transport
 from molecule_hermes.transports.chat.transport import ChatTransport

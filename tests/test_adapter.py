@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from molecule_hermes.config import Settings
-from molecule_hermes.enablement import enable
 from molecule_hermes.errors import StartError
-from molecule_hermes.hermes_home import HermesHome
+from molecule_hermes.hermes.home import HermesHome
+from molecule_hermes.hermes.plugin_setup import enable
 from tests.fakes import KEY, FakeHermes, fake_hermes, free_port
 from tests.peers import ask, peer
 from tests.platforms import AdapterConfig, platform

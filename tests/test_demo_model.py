@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from molecule_hermes.demo_model import DEMO_MODEL, demo_model
+from molecule_hermes.hermes.demo_model import DEMO_MODEL, demo_model
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import pytest
 
 from molecule_hermes.client import message
 from molecule_hermes.embedding import EmbeddedExecutor, create_executor
-from molecule_hermes.enablement import enable
 from molecule_hermes.errors import ConfigError, StartError, Unreachable
-from molecule_hermes.hermes_home import HermesHome
+from molecule_hermes.hermes.home import HermesHome
+from molecule_hermes.hermes.plugin_setup import enable
 from tests.fakes import KEY, FakeHermes, answer, free_port, streaming
 from tests.peers import Turn, ask, peer
 from tests.platforms import AdapterConfig, served

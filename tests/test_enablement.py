@@ -14,8 +14,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from molecule_hermes.config import Settings
-from molecule_hermes.enablement import Hermes, diagnose, enable, platform_state
-from molecule_hermes.hermes_home import HermesHome
+from molecule_hermes.hermes.home import HermesHome
+from molecule_hermes.hermes.plugin_setup import Hermes, diagnose, enable, platform_state
 
 FATAL = {"state": "fatal", "error_code": "port_in_use", "error_message": "cannot listen"}
 CONNECTED = {"state": "connected"}

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError
-from molecule_hermes.gateway import configure, credentials_of
-from molecule_hermes.hermes_home import HermesHome, write_atomically
+from molecule_hermes.hermes.home import HermesHome, write_atomically
+from molecule_hermes.hermes.process import configure, credentials_of
+from molecule_hermes.hermes.providers import demo_choice
 from molecule_hermes.plugin.settings import API_KEY, SECRET
-from molecule_hermes.providers import demo_choice
 
 EXISTING = """\
 # my own Hermes

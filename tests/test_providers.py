@@ -4,7 +4,7 @@ import pytest
 
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import ConfigError
-from molecule_hermes.providers import (
+from molecule_hermes.hermes.providers import (
     PROVIDERS,
     ModelChoice,
     choose_model,

@@ -11,7 +11,7 @@ import pytest
 
 import molecule_hermes
 from molecule_hermes.config import settings_table
-from molecule_hermes.providers import PROVIDERS
+from molecule_hermes.hermes.providers import PROVIDERS
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted(

@@ -13,10 +13,10 @@ from image_smoke.engines import Container, Engine
 
 _AS_UP_LEAVES_IT_BUT = """
 from molecule_hermes.config import Settings
-from molecule_hermes.enablement import enable
-from molecule_hermes.gateway import configure
-from molecule_hermes.hermes_home import HermesHome
-from molecule_hermes.providers import demo_choice
+from molecule_hermes.hermes.plugin_setup import enable
+from molecule_hermes.hermes.process import configure
+from molecule_hermes.hermes.home import HermesHome
+from molecule_hermes.hermes.providers import demo_choice
 settings = Settings.from_env()
 home = HermesHome(settings.home)
 configure(home, settings, demo_choice("http://127.0.0.1:9/v1"))

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from molecule_hermes.demo_model import demo_model
-from molecule_hermes.providers import demo_choice
+from molecule_hermes.hermes.demo_model import demo_model
+from molecule_hermes.hermes.providers import demo_choice
 from tests.e2e.stack import Stack, environment, up
 
 Say = Callable[[str], None]

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from molecule_hermes.demo_model import demo_model
+from molecule_hermes.hermes.demo_model import demo_model
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from molecule_hermes.gateway import _COMMAND
+from molecule_hermes.hermes.process import _COMMAND
 
 
 def test_a_module_in_hermes_folder_is_not_run_with_the_secrets(tmp_path: Path) -> None:

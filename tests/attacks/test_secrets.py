@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from molecule_hermes.demo_model import demo_model
-from molecule_hermes.hermes_home import HermesHome
+from molecule_hermes.hermes.demo_model import demo_model
+from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.plugin.settings import API_KEY, SECRET
 from tests.e2e.stack import Stack, environment, up
 from tests.peers import ask, peer

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from molecule_hermes.errors import Unreachable
-from molecule_hermes.gateway import Gateway
+from molecule_hermes.hermes.process import Gateway
 from tests.test_gateway import DIES, gateway
 
 # The first life serves until it is killed. The others find the port taken.

@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 
 from molecule_hermes.config import Settings
-from molecule_hermes.gateway import configure
-from molecule_hermes.hermes_home import HermesHome
-from molecule_hermes.providers import choose_model
+from molecule_hermes.hermes.home import HermesHome
+from molecule_hermes.hermes.process import configure
+from molecule_hermes.hermes.providers import choose_model
 from tests.e2e.stack import environment, up
 from tests.peers import ask, peer
 

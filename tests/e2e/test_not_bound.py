@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from molecule_hermes.config import Settings
-from molecule_hermes.enablement import enable
-from molecule_hermes.gateway import configure
-from molecule_hermes.hermes_home import HermesHome
-from molecule_hermes.providers import demo_choice
+from molecule_hermes.hermes.home import HermesHome
+from molecule_hermes.hermes.plugin_setup import enable
+from molecule_hermes.hermes.process import configure
+from molecule_hermes.hermes.providers import demo_choice
 from tests.e2e.stack import environment, up
 from tests.peers import ask, peer
 

@@ -23,7 +23,7 @@ import psutil
 
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError, redact
-from molecule_hermes.hermes_home import HermesHome
+from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.plugin.settings import (
     ENTRY_POINT,
     PLATFORM,

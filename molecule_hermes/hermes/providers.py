@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from molecule_hermes.config import Settings
-from molecule_hermes.demo_model import DEMO_MODEL
 from molecule_hermes.errors import ConfigError
+from molecule_hermes.hermes.demo_model import DEMO_MODEL
 
 __all__ = [
     "PROVIDERS",
