@@ -24,7 +24,7 @@ from molecule_hermes.hardening import forbid_inspection
 if TYPE_CHECKING:
     from a2a.types import SendMessageRequest
 
-    from molecule_hermes.terminal import Printer
+    from molecule_hermes.client.terminal import Printer
 
 __all__ = ["main"]
 
@@ -144,7 +144,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _send(options: argparse.Namespace) -> int:
-    from molecule_hermes.exchange import send
+    from molecule_hermes.client.interaction import send
 
     settings = Settings.from_env()
     url, token = _url(options, settings), _token(options, settings)
@@ -156,7 +156,7 @@ def _send(options: argparse.Namespace) -> int:
 
 
 def _request(options: argparse.Namespace) -> SendMessageRequest:
-    from molecule_hermes.client import file_part, message
+    from molecule_hermes.client.connection import file_part, message
 
     if options.text is None and not options.file:
         raise ConfigError("there is nothing to send", "give a TEXT or --file PATH")
@@ -183,8 +183,8 @@ def _keyboard(options: argparse.Namespace) -> int | None:
 
 
 def _printer(options: argparse.Namespace) -> Printer:
-    from molecule_hermes.save_folder import SaveFolder
-    from molecule_hermes.terminal import Printer, RawPrinter
+    from molecule_hermes.client.save_folder import SaveFolder
+    from molecule_hermes.client.terminal import Printer, RawPrinter
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
@@ -195,13 +195,13 @@ def _printer(options: argparse.Namespace) -> Printer:
 
 def _send_again(options: argparse.Namespace) -> str:
     """The command for the next message to the same agent; a token is not repeated."""
-    from molecule_hermes.terminal import command_name
+    from molecule_hermes.client.terminal import command_name
 
     return f"{command_name()} send" + (f" --url {shlex.quote(options.url)}" if options.url else "")
 
 
 def _card(options: argparse.Namespace) -> int:
-    from molecule_hermes.client import fetch_card
+    from molecule_hermes.client.connection import fetch_card
 
     async def show() -> None:
         from a2a.server.request_handlers.response_helpers import agent_card_to_dict

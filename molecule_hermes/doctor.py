@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from molecule_hermes.client import connect, fetch_card, message
+from molecule_hermes.client.connection import connect, fetch_card, message
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import (
     AuthFailure,

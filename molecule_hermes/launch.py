@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from molecule_hermes import __version__
+from molecule_hermes.client.terminal import command_name
 from molecule_hermes.config import Settings, unknown_variables
 from molecule_hermes.errors import AuthFailure, ConfigError, Draining, StartError, TurnFailure
 from molecule_hermes.hermes.demo_model import demo_model
@@ -43,7 +44,6 @@ from molecule_hermes.net.ports import require_free_port
 from molecule_hermes.plugin.settings import API_KEY, SECRET
 from molecule_hermes.server import Bridge
 from molecule_hermes.state_dir import make_private
-from molecule_hermes.terminal import command_name
 from molecule_hermes.transports.base import Transport
 from molecule_hermes.way import (
     Way,

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import httpx
 
-from molecule_hermes.client import connect, message
+from molecule_hermes.client.connection import connect, message
 
 
 def free_port() -> str:

@@ -208,7 +208,7 @@ def connect(
 
 async def ask(client: Any, text: str, context: str = "") -> tuple[str, str, str]:
     """The state a turn ended in, the reply, and the last status's words."""
-    from molecule_hermes.client import message
+    from molecule_hermes.client.connection import message
 
     return await seen(client.send_message(message(text, context)))
 
@@ -265,7 +265,7 @@ async def runs_a_tool(client: Any) -> None:
 
 async def asks_first(client: Any) -> None:
     """a dangerous command waits for the peer, who says no, and the turn goes on"""
-    from molecule_hermes.client import message
+    from molecule_hermes.client.connection import message
 
     stream = client.send_message(message("demo:run rm -rf /no/such/folder/anywhere", "danger"))
     task_id = (await anext(stream)).task.id
@@ -283,7 +283,7 @@ async def refuses_commands(client: Any) -> None:
 
 async def in_order(client: Any) -> None:
     """five messages at once in one context are answered in order, each its own"""
-    from molecule_hermes.client import message
+    from molecule_hermes.client.connection import message
 
     streams = []
     for i in range(5):
@@ -299,7 +299,7 @@ async def cancels(client: Any) -> None:
     """a running turn is cancelled, and the conversation goes on"""
     from a2a.types import CancelTaskRequest
 
-    from molecule_hermes.client import message
+    from molecule_hermes.client.connection import message
 
     stream = client.send_message(message("demo:slow=0.1 a b c d e f g h i j k l m n", "cancel"))
     task_id = (await anext(stream)).task.id

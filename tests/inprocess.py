@@ -15,7 +15,7 @@ from a2a.types import (
 )
 from a2a.utils.errors import UnsupportedOperationError
 
-from molecule_hermes.client import message
+from molecule_hermes.client.connection import message
 from molecule_hermes.executor import HermesAgentProxyExecutor
 from molecule_hermes.storage.contents import merge_text
 from molecule_hermes.transports.base import Transport

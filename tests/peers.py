@@ -11,7 +11,7 @@ from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
 from a2a.helpers import get_data_parts, get_text_parts
 from a2a.types import Part, SendMessageRequest, StreamResponse, Task, TaskState
 
-from molecule_hermes.client import message
+from molecule_hermes.client.connection import message
 from molecule_hermes.protocol.reply import REPLY
 
 

@@ -18,7 +18,7 @@ from google.protobuf import struct_pb2
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from molecule_hermes.client import message
+from molecule_hermes.client.connection import message
 from molecule_hermes.errors import BadRequest, Busy, TooLarge, TurnFailure
 from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.protocol.incoming import (

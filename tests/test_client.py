@@ -25,12 +25,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molecule_hermes.cli import main
-from molecule_hermes.client import MAX_FILE, file_part, message
+from molecule_hermes.client.connection import MAX_FILE, file_part, message
+from molecule_hermes.client.interaction import send
+from molecule_hermes.client.save_folder import SaveFolder
+from molecule_hermes.client.terminal import Printer, RawPrinter
 from molecule_hermes.errors import StartError
-from molecule_hermes.exchange import send
 from molecule_hermes.names import safe_name
-from molecule_hermes.save_folder import SaveFolder
-from molecule_hermes.terminal import Printer, RawPrinter
 from molecule_hermes.turns.model import Completed, FileProduced, TextDelta, ToolProgress, Usage
 from tests.conftest import StartBridge
 from tests.fakes import Answered, ScriptedTransport, free_port

@@ -24,7 +24,7 @@ from a2a.types import (
 from a2a.utils.errors import A2AError, TaskNotCancelableError, UnsupportedOperationError
 from molecule_hermes.stores import database
 
-from molecule_hermes.client import message
+from molecule_hermes.client.connection import message
 from molecule_hermes.server import Bridge
 from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 from molecule_hermes.turns.model import Completed, TextDelta

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from molecule_hermes.client import message
+from molecule_hermes.client.connection import message
 from molecule_hermes.embedding import EmbeddedExecutor, create_executor
 from molecule_hermes.errors import ConfigError, StartError, Unreachable
 from molecule_hermes.hermes.home import HermesHome

@@ -13,7 +13,7 @@ from a2a.utils.errors import TaskNotCancelableError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from molecule_hermes.client import message
+from molecule_hermes.client.connection import message
 from molecule_hermes.errors import FAILURES, Interrupted
 from molecule_hermes.protocol.request_handler import BridgeRequestHandler
 from molecule_hermes.storage.memory import MemoryTaskStore

@@ -23,7 +23,7 @@ from a2a.types import (
 from a2a.utils.errors import InvalidParamsError, TaskNotFoundError
 from aiohttp import web
 
-from molecule_hermes.client import message
+from molecule_hermes.client.connection import message
 from molecule_hermes.config import Settings
 from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.protocol.webhooks import PushConfigs, PushSender

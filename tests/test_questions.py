@@ -18,7 +18,7 @@ from a2a.utils.errors import TaskNotFoundError, UnsupportedOperationError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molecule_hermes.client import message
+from molecule_hermes.client.connection import message
 from molecule_hermes.errors import Interrupted, Unreachable
 from molecule_hermes.protocol.questions import NOBODY_TO_ASK, NotAnAnswerError, read_answer
 from molecule_hermes.transports.base import QuestionGoneError

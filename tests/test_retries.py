@@ -12,7 +12,7 @@ from a2a.utils.errors import InvalidParamsError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molecule_hermes.client import message
+from molecule_hermes.client.connection import message
 from molecule_hermes.config import Settings
 from molecule_hermes.server import Bridge
 from molecule_hermes.turns.idempotency import Retries

@@ -19,7 +19,7 @@ from a2a.utils.errors import (
     UnsupportedOperationError,
 )
 
-from molecule_hermes.client import message
+from molecule_hermes.client.connection import message
 from molecule_hermes.errors import StartError, Unreachable
 from molecule_hermes.turns.model import Completed, Question, TextDelta
 from tests.conftest import StartBridge

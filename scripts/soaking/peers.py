@@ -24,7 +24,7 @@ from a2a.types import (
 )
 from a2a.utils.errors import A2AError
 
-from molecule_hermes.client import message
+from molecule_hermes.client.connection import message
 from tests.peers import Turn, peer
 
 from .books import ENDS, Books, Record

@@ -9,7 +9,7 @@ import pytest
 from a2a.types import TaskPushNotificationConfig
 from a2a.utils.errors import InvalidParamsError
 
-from molecule_hermes.client import message
+from molecule_hermes.client.connection import message
 from molecule_hermes.net.addresses import MAX_URL
 from molecule_hermes.turns.model import Completed
 from tests.attacks.loop import stall

@@ -9,7 +9,7 @@ import pytest
 from a2a.types import GetTaskRequest
 from a2a.utils.errors import InvalidParamsError
 
-from molecule_hermes.client import message
+from molecule_hermes.client.connection import message
 from molecule_hermes.protocol.validation import MAX_ANSWERS
 from molecule_hermes.turns.model import Completed, Question, Turn, TurnEvent
 from tests.attacks.test_open_questions import BOB, MALLORY, QUESTION, TOKENS

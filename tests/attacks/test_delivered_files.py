@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from molecule_hermes.client import message
+from molecule_hermes.client.connection import message
 from tests.attacks.recorded_model import RecordedModel, recorded_model
 from tests.e2e.stack import Stack, environment, up
 from tests.peers import Turn, ask, peer

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molecule_hermes.client import message
+from molecule_hermes.client.connection import message
 from molecule_hermes.turns.idempotency import Retries
 from molecule_hermes.turns.model import Completed
 from molecule_hermes.turns.model import idempotency as module

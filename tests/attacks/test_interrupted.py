@@ -7,7 +7,7 @@ import asyncio
 from a2a.types import Part
 from aiohttp import web
 
-from molecule_hermes.client import message
+from molecule_hermes.client.connection import message
 from molecule_hermes.turns.model import Completed, TextDelta
 from tests.conftest import StartBridge
 from tests.fakes import ScriptedTransport

@@ -17,7 +17,7 @@ from a2a.utils.errors import A2AError, InvalidParamsError, InvalidRequestError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from molecule_hermes.client import message
+from molecule_hermes.client.connection import message
 from molecule_hermes.protocol.status import status_of
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.storage.contents import trim_rejected

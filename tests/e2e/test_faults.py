@@ -28,7 +28,7 @@ from a2a.types import (
 )
 from a2a.utils.errors import UnsupportedOperationError
 
-from molecule_hermes.client import message
+from molecule_hermes.client.connection import message
 from molecule_hermes.hermes.demo_model import demo_model
 from molecule_hermes.hermes.providers import demo_choice
 from molecule_hermes.wire import REPLY_PATH, SECRET_HEADER

@@ -19,7 +19,7 @@ from a2a.types import (
 )
 from a2a.utils.errors import TaskNotCancelableError, TaskNotFoundError
 
-from molecule_hermes.client import message
+from molecule_hermes.client.connection import message
 from molecule_hermes.turns.features import Feature, Way, why_not
 from tests.e2e.stack import Stack, environment, processes, until, up
 from tests.peers import Turn, ask, peer, reply_text, send, state

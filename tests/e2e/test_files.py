@@ -12,7 +12,7 @@ from a2a.helpers import new_data_part
 from a2a.types import GetTaskRequest, Part
 from aiohttp import web
 
-from molecule_hermes.client import message
+from molecule_hermes.client.connection import message
 from molecule_hermes.plugin.files import left_over
 from molecule_hermes.turns.features import Feature, Way, why_not
 from tests.e2e.stack import Stack, environment, up

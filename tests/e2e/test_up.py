@@ -19,7 +19,7 @@ from a2a.client import A2AClientError
 from a2a.types import GetTaskRequest, ListTasksRequest
 from a2a.utils.errors import TaskNotFoundError
 
-from molecule_hermes.client import message
+from molecule_hermes.client.connection import message
 from tests.e2e.stack import Stack, environment, secrets_in, up
 from tests.peers import Turn, ask, peer, reply_text
 

@@ -34,7 +34,7 @@ from a2a.utils.errors import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molecule_hermes.client import message
+from molecule_hermes.client.connection import message
 from molecule_hermes.errors import StorageFailure
 from molecule_hermes.executor import HermesAgentProxyExecutor
 from molecule_hermes.net.addresses import PublicOnly

@@ -29,9 +29,9 @@ from a2a.utils.errors import (
 )
 from google.protobuf import json_format
 
-from molecule_hermes.client import connect, message
+from molecule_hermes.client.connection import connect, message
+from molecule_hermes.client.terminal import Printer, forget_typed, read_line, status_in
 from molecule_hermes.errors import StartError
-from molecule_hermes.terminal import Printer, forget_typed, read_line, status_in
 
 __all__ = ["INTERRUPTED", "send"]
 

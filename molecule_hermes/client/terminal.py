@@ -18,7 +18,7 @@ from a2a.helpers import get_text_parts
 from a2a.types import Artifact, Part, StreamResponse, TaskState, TaskStatus
 from google.protobuf.json_format import MessageToDict
 
-from molecule_hermes.save_folder import SaveFolder
+from molecule_hermes.client.save_folder import SaveFolder
 
 __all__ = ["Printer", "RawPrinter", "command_name", "forget_typed", "read_line", "status_in"]
 

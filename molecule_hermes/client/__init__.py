@@ -1,0 +1,1 @@
+"""The A2A client behind the commands, and the terminal."""
