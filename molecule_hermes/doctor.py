@@ -30,9 +30,9 @@ from molecule_hermes.hermes.plugin_setup import (
 )
 from molecule_hermes.hermes.process import Credentials, public_environment
 from molecule_hermes.net.ports import listens, port_owner
+from molecule_hermes.server.assembly import known_credentials
 from molecule_hermes.transports.chat.transport import ChatTransport
 from molecule_hermes.transports.plugin.transport import CallbackRefused, PluginTransport
-from molecule_hermes.way import known_credentials
 
 __all__ = ["Finding", "examine", "plugin_finding"]
 

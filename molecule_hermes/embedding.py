@@ -13,8 +13,13 @@ from molecule_hermes.errors import StartError
 from molecule_hermes.executor import HermesAgentProxyExecutor
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.plugin_setup import system_prompt_of
-from molecule_hermes.parts import executor_parts
-from molecule_hermes.way import address_of, known_credentials, transport_for, way_to_running_hermes
+from molecule_hermes.server.assembly import (
+    address_of,
+    known_credentials,
+    transport_for,
+    way_to_running_hermes,
+)
+from molecule_hermes.server.executor_parts import executor_parts
 
 __all__ = ["EmbeddedExecutor", "ExecutorConfig", "create_executor"]
 

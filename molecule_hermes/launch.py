@@ -42,16 +42,16 @@ from molecule_hermes.hermes.providers import (
 )
 from molecule_hermes.net.ports import require_free_port
 from molecule_hermes.plugin.settings import API_KEY, SECRET
-from molecule_hermes.server import Bridge
-from molecule_hermes.state_dir import make_private
-from molecule_hermes.transports.base import Transport
-from molecule_hermes.way import (
+from molecule_hermes.server.assembly import (
     Way,
     address_of,
     known_credentials,
     transport_for,
     way_to_running_hermes,
 )
+from molecule_hermes.server.bridge import Bridge
+from molecule_hermes.state_dir import make_private
+from molecule_hermes.transports.base import Transport
 
 __all__ = ["serve", "up"]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import uvloop
 
 from molecule_hermes.config import Settings
-from molecule_hermes.server import Bridge
+from molecule_hermes.server.bridge import Bridge
 from molecule_hermes.turns.model import Completed, Question, TextDelta, Turn, TurnEvent
 from tests.fakes import Answered, ScriptedTransport
 

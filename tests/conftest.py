@@ -11,7 +11,7 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from molecule_hermes.config import Settings
-from molecule_hermes.server import Bridge
+from molecule_hermes.server.bridge import Bridge
 from molecule_hermes.transports.base import Transport
 from molecule_hermes.transports.chat.transport import ChatTransport
 from tests.fakes import KEY, FakeHermes, fake_hermes

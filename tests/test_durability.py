@@ -25,7 +25,7 @@ from a2a.utils.errors import A2AError, TaskNotCancelableError, UnsupportedOperat
 from molecule_hermes.stores import database
 
 from molecule_hermes.client.connection import message
-from molecule_hermes.server import Bridge
+from molecule_hermes.server.bridge import Bridge
 from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 from molecule_hermes.turns.model import Completed, TextDelta
 from tests.bridge_process import bridge_process

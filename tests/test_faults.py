@@ -28,8 +28,8 @@ from a2a.types import (
 from a2a.utils.errors import UnsupportedOperationError
 from aiohttp import web
 
-from molecule_hermes import http_server
 from molecule_hermes.client.connection import message
+from molecule_hermes.server.bridge import http as http_server
 from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 from molecule_hermes.transports import chat as chat_transport
 from molecule_hermes.transports import plugin as plugin_transport

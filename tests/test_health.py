@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 from molecule_hermes.errors import Unreachable
-from molecule_hermes.health import Health
+from molecule_hermes.server.health import Health
 
 
 async def fine() -> None:

@@ -27,7 +27,7 @@ from molecule_hermes.client.connection import message
 from molecule_hermes.config import Settings
 from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.protocol.webhooks import PushConfigs, PushSender
-from molecule_hermes.server import Bridge
+from molecule_hermes.server.bridge import Bridge
 from molecule_hermes.turns.model import Completed, TextDelta
 from tests.conftest import StartBridge
 from tests.fakes import ScriptedTransport

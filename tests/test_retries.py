@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from molecule_hermes.client.connection import message
 from molecule_hermes.config import Settings
-from molecule_hermes.server import Bridge
+from molecule_hermes.server.bridge import Bridge
 from molecule_hermes.turns.idempotency import Retries
 from molecule_hermes.turns.model import Completed, Question, TextDelta
 from tests.conftest import StartBridge

@@ -37,7 +37,7 @@ from a2a.types import (
 from starlette.applications import Starlette
 
 from molecule_hermes.config import Settings
-from molecule_hermes.server import Bridge
+from molecule_hermes.server.bridge import Bridge
 from molecule_hermes.transports.base import Transport
 from molecule_hermes.transports.chat.transport import ChatTransport
 from molecule_hermes.transports.plugin.transport import PluginTransport

@@ -14,7 +14,7 @@ from a2a.types import ListTasksRequest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from molecule_hermes.json_scan import (
+from molecule_hermes.server.json_scan import (
     MAX_DEPTH,
     MAX_ENVELOPE,
     MAX_NAME,

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from molecule_hermes.connections import TIME_LIMITS, ConnectionTable, Phase, network_of
+from molecule_hermes.server.connections import TIME_LIMITS, ConnectionTable, Phase, network_of
 from molecule_hermes.turns.model import Completed, TextDelta
 from tests.attacks.raw_http import (
     AUTHORIZATION,

@@ -14,7 +14,7 @@ from a2a.types import GetTaskRequest, ListTasksRequest, Task
 from google.protobuf import json_format
 
 from molecule_hermes.config import Settings
-from molecule_hermes.server import Bridge
+from molecule_hermes.server.bridge import Bridge
 from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 from molecule_hermes.turns.model import Completed
 from tests.conftest import StartBridge

@@ -19,8 +19,8 @@ from molecule_hermes.errors import (
     Unreachable,
     without_addresses,
 )
-from molecule_hermes.guards import is_local
-from molecule_hermes.server import Bridge
+from molecule_hermes.server.bridge import Bridge
+from molecule_hermes.server.middleware import is_local
 from molecule_hermes.transports.chat.transport import ChatTransport
 from molecule_hermes.transports.plugin.transport import PluginTransport
 from tests.attacks.raw_http import TOKEN, TOKENS

@@ -21,12 +21,23 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from molecule_hermes.answers import ErrorGuard, require_v03_message, shorten_sdk_logs
-from molecule_hermes.bodies import BodyGuard
 from molecule_hermes.config import Settings, is_loopback
-from molecule_hermes.connections import ConnectionTable, default_limit, open_files_limit
 from molecule_hermes.executor import HermesAgentProxyExecutor
-from molecule_hermes.guards import (
+from molecule_hermes.net.addresses import PublicOnly
+from molecule_hermes.net.ports import cannot_listen
+from molecule_hermes.protocol.card import build_card
+from molecule_hermes.protocol.request_handler import BridgeRequestHandler
+from molecule_hermes.protocol.task_log import TaskLog
+from molecule_hermes.protocol.task_registry import TaskRegistry
+from molecule_hermes.protocol.webhooks import PushConfigs, PushSender
+from molecule_hermes.server.bodies import BodyGuard
+from molecule_hermes.server.connections import ConnectionTable, default_limit, open_files_limit
+from molecule_hermes.server.error_responses import ErrorGuard, require_v03_message, shorten_sdk_logs
+from molecule_hermes.server.executor_parts import executor_parts
+from molecule_hermes.server.health import Check, Health, probe_routes
+from molecule_hermes.server.http import HttpServer, Listener
+from molecule_hermes.server.json_scan import JsonLimits
+from molecule_hermes.server.middleware import (
     HostGuard,
     LineGuard,
     OpenRoutes,
@@ -35,17 +46,6 @@ from molecule_hermes.guards import (
     refuse_overload,
     refuse_peer,
 )
-from molecule_hermes.health import Check, Health, probe_routes
-from molecule_hermes.http_server import HttpServer, Listener
-from molecule_hermes.json_scan import JsonLimits
-from molecule_hermes.net.addresses import PublicOnly
-from molecule_hermes.net.ports import cannot_listen
-from molecule_hermes.parts import executor_parts
-from molecule_hermes.protocol.card import build_card
-from molecule_hermes.protocol.request_handler import BridgeRequestHandler
-from molecule_hermes.protocol.task_log import TaskLog
-from molecule_hermes.protocol.task_registry import TaskRegistry
-from molecule_hermes.protocol.webhooks import PushConfigs, PushSender
 from molecule_hermes.storage.opening import Store, open_store
 from molecule_hermes.storage.quota import StorageQuota
 from molecule_hermes.telemetry.metrics import CONTENT_TYPE, CountResponses, Metrics

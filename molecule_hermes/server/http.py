@@ -15,8 +15,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from molecule_hermes.connections import ConnectionTable, Phase, network_of
 from molecule_hermes.errors import StartError
+from molecule_hermes.server.connections import ConnectionTable, Phase, network_of
 
 __all__ = ["HttpServer", "Listener"]
 

@@ -18,7 +18,12 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from molecule_hermes.json_scan import JsonLimitError, JsonLimits, JsonScanner, JsonSyntaxError
+from molecule_hermes.server.json_scan import (
+    JsonLimitError,
+    JsonLimits,
+    JsonScanner,
+    JsonSyntaxError,
+)
 
 __all__ = ["BodyGuard", "Check"]
 
