@@ -9,7 +9,7 @@ __all__ = ["main"]
 
 def main() -> int:
     try:
-        from molecule_hermes.cli import main as run
+        from molecule_hermes.cli.main import main as run
     except KeyboardInterrupt:
         return 130
     return run()

@@ -130,7 +130,7 @@ async def _until_ready(executor: EmbeddedExecutor) -> None:
 
 async def _not_ready(executor: EmbeddedExecutor, failure: TurnFailure, tried: str) -> SetupError:
     """Names the URL, the attempts and where to look; for the plugin also why it is not bound."""
-    from molecule_hermes.doctor import plugin_finding
+    from molecule_hermes.cli.doctor import plugin_finding
 
     why = f"{failure.message} — {failure.hint}"
     if executor.way == "plugin":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from molecule_hermes.cli import _Redacted, main
+from molecule_hermes.cli.main import _Redacted, main
 from molecule_hermes.turns.model import Completed
 from tests.conftest import StartBridge
 from tests.fakes import ScriptedTransport, free_port

@@ -24,7 +24,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molecule_hermes.cli import main
+from molecule_hermes.cli.main import main
 from molecule_hermes.client.connection import MAX_FILE, file_part, message
 from molecule_hermes.client.interaction import send
 from molecule_hermes.client.save_folder import SaveFolder

@@ -92,7 +92,7 @@ async def up(
             *through,
             python,
             "-m",
-            "molecule_hermes.cli",
+            "molecule_hermes.cli.main",
             command,
             *options,
             env=environ,

@@ -129,7 +129,7 @@ def _plugin_command(commands: argparse._SubParsersAction[argparse.ArgumentParser
 
 
 def _up(options: argparse.Namespace) -> int:
-    from molecule_hermes.launch import up
+    from molecule_hermes.cli.launch import up
 
     settings, environ = _guarded(options)
     way, keep = options.transport, options.keep_config
@@ -137,7 +137,7 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from molecule_hermes.launch import serve
+    from molecule_hermes.cli.launch import serve
 
     settings, environ = _guarded(options)
     return _run(serve(settings, environ, _say, way=options.transport))
@@ -214,7 +214,7 @@ def _card(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from molecule_hermes.doctor import examine
+    from molecule_hermes.cli.doctor import examine
 
     async def show() -> int:
         settings = Settings.from_env()
@@ -230,7 +230,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _plugin(options: argparse.Namespace) -> int:
-    from molecule_hermes.doctor import plugin_finding
+    from molecule_hermes.cli.doctor import plugin_finding
     from molecule_hermes.hermes.home import HermesHome
     from molecule_hermes.hermes.plugin_setup import enable
 
