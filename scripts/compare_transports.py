@@ -38,7 +38,7 @@ async def start(environ: dict[str, str], *words: str) -> asyncio.subprocess.Proc
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "molecule_hermes.cli.main",
+        "molecule_hermes",
         *words,
         env=environ,
         stdout=asyncio.subprocess.DEVNULL,

@@ -418,7 +418,7 @@ async def test_a_second_signal_cuts_the_waiting_short(tmp_path: Path, hermes: Fa
         "API_SERVER_KEY": KEY,
     }
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "molecule_hermes.cli.main", "serve", "--transport", "chat"),
+        *(sys.executable, "-m", "molecule_hermes", "serve", "--transport", "chat"),
         env=environ,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

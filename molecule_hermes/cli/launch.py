@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from molecule_hermes import __version__
-from molecule_hermes.cli.state_dir import make_private
 from molecule_hermes.client.terminal import command_name
 from molecule_hermes.config import Settings, unknown_variables
 from molecule_hermes.errors import AuthFailure, ConfigError, Draining, StartError, TurnFailure
@@ -51,6 +50,7 @@ from molecule_hermes.server.assembly import (
     way_to_running_hermes,
 )
 from molecule_hermes.server.bridge import Bridge
+from molecule_hermes.storage.state_dir import make_private
 from molecule_hermes.transports.base import Transport
 
 __all__ = ["serve", "up"]

@@ -27,7 +27,6 @@ from gateway.platforms.base import (
 from gateway.session import build_session_key
 
 from molecule_hermes.errors import InternalFailure, redact
-from molecule_hermes.hardening import forbid_inspection
 from molecule_hermes.names import safe_name
 from molecule_hermes.plugin import prompts
 from molecule_hermes.plugin.desk import Desk
@@ -40,6 +39,7 @@ from molecule_hermes.plugin.files import (
     remove,
     save,
 )
+from molecule_hermes.plugin.hardening import forbid_inspection
 from molecule_hermes.plugin.hooks import Effect, Hooks, current_message_id
 from molecule_hermes.plugin.ledger import Ledger, Question, Turn
 from molecule_hermes.plugin.outbox import Outbox

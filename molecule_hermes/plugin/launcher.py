@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from molecule_hermes.hardening import forbid_inspection
 from molecule_hermes.plugin.handover import Handover, HandoverError, receive
+from molecule_hermes.plugin.hardening import forbid_inspection
 from molecule_hermes.plugin.settings import API_KEY, PLATFORM
 
 __all__ = ["main"]

@@ -142,7 +142,7 @@ async def test_what_up_makes_is_in_no_file_and_known_to_the_bridge_alone(tmp_pat
 async def _command(environ: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(
         subprocess.run,
-        [*unprivileged(), sys.executable, "-m", "molecule_hermes.cli.main", *words],
+        [*unprivileged(), sys.executable, "-m", "molecule_hermes", *words],
         env=environ,
         capture_output=True,
         text=True,

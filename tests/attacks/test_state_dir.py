@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from molecule_hermes.cli.state_dir import make_private
+from molecule_hermes.storage.state_dir import make_private
 from tests.e2e.stack import environment, up
 
 

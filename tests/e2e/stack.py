@@ -92,7 +92,7 @@ async def up(
             *through,
             python,
             "-m",
-            "molecule_hermes.cli.main",
+            "molecule_hermes",
             command,
             *options,
             env=environ,

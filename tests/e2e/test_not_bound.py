@@ -102,7 +102,7 @@ CAUSES: dict[Callable[[dict[str, str]], list[str]], tuple[str, str]] = {
 async def _command(python: str, environ: dict[str, str], *words: str) -> str:
     ended = await asyncio.to_thread(
         subprocess.run,
-        [python, "-m", "molecule_hermes.cli.main", *words],
+        [python, "-m", "molecule_hermes", *words],
         env=environ,
         capture_output=True,
         text=True,
@@ -164,7 +164,7 @@ async def test_enabling_it_in_a_hermes_of_ones_own_can_be_repeated(tmp_path: Pat
             subprocess.run,
             [
                 sys.executable,
-                *["-m", "molecule_hermes.cli.main", "plugin", "enable", "--hermes-home"],
+                *["-m", "molecule_hermes", "plugin", "enable", "--hermes-home"],
                 str(home),
             ],
             env=environment(tmp_path),

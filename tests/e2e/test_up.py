@@ -167,7 +167,7 @@ async def test_the_card_and_the_terminal_say_demo_model(stack: Stack) -> None:
 async def test_the_doctor_finds_all_well(stack: Stack, environ: dict[str, str]) -> None:
     ended = await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, "-m", "molecule_hermes.cli.main", "doctor", "--token", ALICE],
+        [sys.executable, "-m", "molecule_hermes", "doctor", "--token", ALICE],
         env=environ,
         capture_output=True,
         text=True,
@@ -199,7 +199,7 @@ async def test_a_taken_port_is_told_so(
 
 
 async def _run_up(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "molecule_hermes.cli.main", "up"]
+    command = [sys.executable, "-m", "molecule_hermes", "up"]
     return await asyncio.to_thread(
         subprocess.run,
         command,
