@@ -153,7 +153,7 @@ async def _command(environ: dict[str, str], *words: str) -> subprocess.Completed
 
 async def test_the_bridge_forgets_its_secrets_once_they_are_read() -> None:
     code = (
-        "import os; from molecule_hermes import cli;"
+        "import os; from molecule_hermes.cli import main as cli;"
         "settings, environ = cli._guarded(cli._parser().parse_args(['up']));"
         "assert settings.peer_tokens and environ['NOUS_API_KEY'];"
         "print(*os.environ)"

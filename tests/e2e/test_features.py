@@ -1,4 +1,4 @@
-"""Every feature on the real Hermes, over each way that has it (`molecule_hermes/turns/features.py`)."""
+"""Every feature on the real Hermes, over each transport that has it (`turns/features.py`)."""
 
 from __future__ import annotations
 

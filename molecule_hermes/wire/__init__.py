@@ -1,0 +1,81 @@
+"""The JSON between the bridge and the plugin inside Hermes.
+
+    Inbound    bridge → plugin   POST /a2a/inbound   a peer's message
+    Cancel     bridge → plugin   POST /a2a/cancel    stop that message's turn
+    Answer     bridge → plugin   POST /a2a/answer    the peer's answer to a question
+    Check      bridge → plugin   POST /a2a/check     would a message of this bridge be taken?
+    Callback   plugin → bridge   POST callback_url   what a turn does; its `body` says which
+
+Every `parse` takes the raw body or the decoded object; it returns the value, or raises
+`WireError`, and nothing else. Unknown keys are ignored, so that either side can be newer.
+
+Standard library only: the plugin imports this package inside Hermes.
+"""
+
+from __future__ import annotations
+
+from molecule_hermes.wire.callbacks import (
+    Approval,
+    Body,
+    Callback,
+    Clarify,
+    Delta,
+    File,
+    Final,
+    Notice,
+    Problem,
+    Push,
+    Spent,
+    Tool,
+)
+from molecule_hermes.wire.fields import WireError, decode
+from molecule_hermes.wire.limits import (
+    ANSWER_PATH,
+    CANCEL_PATH,
+    CHECK_PATH,
+    DEFAULT_CALLBACK_PORT,
+    DEFAULT_PLATFORM_PORT,
+    HEALTH_PATH,
+    INBOUND_PATH,
+    MAX_ATTACHMENTS,
+    MAX_BODY_BYTES,
+    MAX_FILE_BYTES,
+    REPLY_PATH,
+    SECRET_HEADER,
+)
+from molecule_hermes.wire.messages import Answer, Attachment, Cancel, Check, Inbound, Origin
+
+__all__ = [
+    "ANSWER_PATH",
+    "CANCEL_PATH",
+    "CHECK_PATH",
+    "DEFAULT_CALLBACK_PORT",
+    "DEFAULT_PLATFORM_PORT",
+    "HEALTH_PATH",
+    "INBOUND_PATH",
+    "MAX_ATTACHMENTS",
+    "MAX_BODY_BYTES",
+    "MAX_FILE_BYTES",
+    "REPLY_PATH",
+    "SECRET_HEADER",
+    "Answer",
+    "Approval",
+    "Attachment",
+    "Body",
+    "Callback",
+    "Cancel",
+    "Check",
+    "Clarify",
+    "Delta",
+    "File",
+    "Final",
+    "Inbound",
+    "Notice",
+    "Origin",
+    "Problem",
+    "Push",
+    "Spent",
+    "Tool",
+    "WireError",
+    "decode",
+]

@@ -1,0 +1,317 @@
+"""What the plugin calls back with: one `Callback` per event, its `body` says which."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self, TypeAlias, cast
+
+from molecule_hermes.errors import TurnFailure, failure_from_dict
+from molecule_hermes.wire.fields import Fields, WireError, checked_text
+from molecule_hermes.wire.limits import MAX_CHOICES
+
+__all__ = [
+    "Approval",
+    "Body",
+    "Callback",
+    "Clarify",
+    "Delta",
+    "File",
+    "Final",
+    "Notice",
+    "Problem",
+    "Push",
+    "Spent",
+    "Tool",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """More of the reply. With `replace`, the content stands for all text so far."""
+
+    type: ClassVar[str] = "delta"
+    replace: bool = False
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        return cls(replace=Fields(data, "metadata").flag("replace", default=False))
+
+    def to_json(self) -> dict[str, object]:
+        return {"replace": True} if self.replace else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    type: ClassVar[str] = "tool"
+    tool: str
+    phase: Literal["start", "end"]
+    preview: str = ""
+    duration: float | None = None
+    ok: bool | None = None
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        fields = Fields(data, "metadata")
+        return cls(
+            tool=fields.label("tool"),
+            phase=cast(Literal["start", "end"], fields.one_of("phase", ("start", "end"))),
+            preview=fields.text("preview", default=""),
+            duration=fields.seconds("duration"),
+            ok=fields.flag("ok", default=None),
+        )
+
+    def to_json(self) -> dict[str, object]:
+        data: dict[str, object] = {"tool": self.tool, "phase": self.phase, "preview": self.preview}
+        if self.duration is not None:
+            data["duration"] = self.duration
+        if self.ok is not None:
+            data["ok"] = self.ok
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something Hermes says about the turn; never part of the answer.
+
+    `withdraws` names a question that no longer waits for an answer.
+    """
+
+    type: ClassVar[str] = "notice"
+    withdraws: str = ""
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        return cls(withdraws=Fields(data, "metadata").label("withdraws", default=""))
+
+    def to_json(self) -> dict[str, object]:
+        return {"withdraws": self.withdraws} if self.withdraws else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Something Hermes says after the turn, such as a background job's end."""
+
+    type: ClassVar[str] = "push"
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        return cls()
+
+    def to_json(self) -> dict[str, object]:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file the agent made: its bytes, or where it is. The content is a caption."""
+
+    type: ClassVar[str] = "file"
+    name: str
+    media_type: str
+    data: bytes | None = None
+    url: str = ""
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        fields = Fields(data, "metadata")
+        has_data, has_url = fields.has("data"), fields.has("url")
+        if has_data == has_url:
+            raise WireError("metadata of a file needs either `data` or `url`")
+        return cls(
+            name=fields.label("name"),
+            media_type=fields.media_type("media_type"),
+            data=fields.base64("data") if has_data else None,
+            url=fields.url("url") if has_url else "",
+        )
+
+    def to_json(self) -> dict[str, object]:
+        data: dict[str, object] = {"name": self.name, "media_type": self.media_type}
+        if self.data is None:
+            return {**data, "url": self.url}
+        return {**data, "data": base64.b64encode(self.data).decode()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    question_id: str
+    choices: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        fields = Fields(data, "metadata")
+        choices = fields.items("choices", MAX_CHOICES)
+        return cls(
+            question_id=fields.id("question_id"),
+            choices=tuple(checked_text(choice, "metadata.choices") for choice in choices),
+        )
+
+    def to_json(self) -> dict[str, object]:
+        return {"question_id": self.question_id, "choices": list(self.choices)}
+
+
+@dataclass(frozen=True, slots=True)
+class Approval(_Question):
+    """May this run? The answer is one of the choices."""
+
+    type: ClassVar[str] = "approval"
+
+
+@dataclass(frozen=True, slots=True)
+class Clarify(_Question):
+    """A question of the agent. The answer is one of the choices, or any text."""
+
+    type: ClassVar[str] = "clarify"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a turn failed, as `errors.TurnFailure.as_dict` writes it."""
+
+    kind: str
+    message: str
+    hint: str = ""
+    retryable: bool = False
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        fields = Fields(data, "error")
+        return cls(
+            kind=fields.label("kind"),
+            message=fields.text("message"),
+            hint=fields.text("hint", default=""),
+            retryable=fields.flag("retryable", default=False),
+        )
+
+    @classmethod
+    def of(cls, failure: TurnFailure) -> Self:
+        return cls(failure.kind, failure.message, failure.hint, failure.retryable)
+
+    def failure(self) -> TurnFailure:
+        return failure_from_dict(self.to_json())
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "kind": self.kind,
+            "message": self.message,
+            "hint": self.hint,
+            "retryable": self.retryable,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """The tokens a turn used, and the model that used them."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    total_tokens: int = 0
+    model: str = ""
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        fields = Fields(data, "usage")
+        return cls(
+            input_tokens=fields.count("input_tokens") or 0,
+            output_tokens=fields.count("output_tokens") or 0,
+            total_tokens=fields.count("total_tokens") or 0,
+            model=fields.label("model", default=""),
+        )
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            "total_tokens": self.total_tokens,
+            "model": self.model,
+        }
+
+
+Status: TypeAlias = Literal["completed", "failed", "canceled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """The end of a turn, exactly one for each message. The content is the answer.
+
+    `silent`: the agent chose to say nothing; the content is empty and that is no failure.
+    """
+
+    type: ClassVar[str] = "final"
+    status: Status = "completed"
+    error: Problem | None = None
+    usage: Spent | None = None
+    silent: bool = False
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        fields = Fields(data, "metadata")
+        status = fields.one_of("status", ("completed", "failed", "canceled"), default="completed")
+        return cls(
+            status=cast(Status, status),
+            error=Problem.parse(fields.get("error")) if fields.has("error") else None,
+            usage=Spent.parse(fields.get("usage")) if fields.has("usage") else None,
+            silent=fields.flag("silent", default=False),
+        )
+
+    def to_json(self) -> dict[str, object]:
+        data: dict[str, object] = {"status": self.status}
+        if self.error is not None:
+            data["error"] = self.error.to_json()
+        if self.usage is not None:
+            data["usage"] = self.usage.to_json()
+        if self.silent:
+            data["silent"] = True
+        return data
+
+
+Body: TypeAlias = Delta | Tool | Notice | Push | File | Approval | Clarify | Final
+_BODIES: Mapping[str, type[Body]] = {
+    body.type: body for body in (Delta, Tool, Notice, Push, File, Approval, Clarify, Final)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Callback:
+    """One thing a turn does. `seq` counts from 0 for each `reply_to`; None if nobody counted."""
+
+    chat_id: str
+    reply_to: str
+    content: str
+    body: Body
+    seq: int | None = None
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        fields = Fields(data)
+        metadata = Fields(fields.get("metadata") or {}, "metadata")
+        return cls(
+            chat_id=fields.label("chat_id", default=""),
+            reply_to=fields.id("reply_to"),
+            content=fields.text("content"),
+            body=_body(metadata),
+            seq=metadata.count("seq"),
+        )
+
+    def numbered(self, seq: int) -> Self:
+        return replace(self, seq=seq)
+
+    def to_json(self) -> dict[str, object]:
+        metadata = {"type": self.body.type, **self.body.to_json()}
+        if self.seq is not None:
+            metadata["seq"] = self.seq
+        return {
+            "chat_id": self.chat_id,
+            "content": self.content,
+            "reply_to": self.reply_to,
+            "metadata": metadata,
+        }
+
+
+def _body(metadata: Fields) -> Body:
+    # Older plugins send no type: what they send is the answer.
+    if not metadata.has("type"):
+        return Final()
+    kind = metadata.one_of("type", tuple(_BODIES))
+    return _BODIES[kind].parse(metadata.data)

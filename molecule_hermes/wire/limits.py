@@ -1,0 +1,40 @@
+"""Paths, header, ports and bounds of the wire."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ANSWER_PATH",
+    "CANCEL_PATH",
+    "CHECK_PATH",
+    "DEFAULT_CALLBACK_PORT",
+    "DEFAULT_PLATFORM_PORT",
+    "HEALTH_PATH",
+    "INBOUND_PATH",
+    "MAX_ATTACHMENTS",
+    "MAX_BODY_BYTES",
+    "MAX_CHOICES",
+    "MAX_FILE_BYTES",
+    "MAX_ID",
+    "MAX_TEXT",
+    "MAX_URL",
+    "REPLY_PATH",
+    "SECRET_HEADER",
+]
+
+SECRET_HEADER = "X-Molecule-A2A-Secret"  # noqa: S105 - the name of a header
+DEFAULT_PLATFORM_PORT = 8645
+DEFAULT_CALLBACK_PORT = 8646
+HEALTH_PATH = "/a2a/health"
+INBOUND_PATH = "/a2a/inbound"
+CANCEL_PATH = "/a2a/cancel"
+ANSWER_PATH = "/a2a/answer"
+CHECK_PATH = "/a2a/check"
+REPLY_PATH = "/a2a/reply"
+
+MAX_BODY_BYTES = 32 * 2**20
+MAX_FILE_BYTES = 10 * 2**20
+MAX_ATTACHMENTS = 16
+MAX_ID = 256
+MAX_TEXT = 8 * 2**20
+MAX_URL = 2048
+MAX_CHOICES = 64

@@ -1,0 +1,165 @@
+"""What the bridge sends to the plugin."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import Self
+
+from molecule_hermes.wire.fields import Fields
+from molecule_hermes.wire.limits import MAX_ATTACHMENTS
+
+__all__ = ["Answer", "Attachment", "Cancel", "Check", "Inbound", "Origin"]
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A file that comes with a peer's message; base64 on the wire."""
+
+    name: str
+    media_type: str
+    data: bytes
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        fields = Fields(data, "attachment")
+        return cls(
+            name=fields.label("name"),
+            media_type=fields.media_type("media_type"),
+            data=fields.base64("data"),
+        )
+
+    def to_json(self) -> dict[str, object]:
+        encoded = base64.b64encode(self.data).decode()
+        return {"name": self.name, "media_type": self.media_type, "data": encoded}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The A2A names of a message, for logs and for the model's context."""
+
+    a2a_message_id: str = ""
+    a2a_task_id: str = ""
+    a2a_context_id: str = ""
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        fields = Fields(data, "metadata")
+        return cls(
+            a2a_message_id=fields.label("a2a_message_id", default=""),
+            a2a_task_id=fields.label("a2a_task_id", default=""),
+            a2a_context_id=fields.label("a2a_context_id", default=""),
+        )
+
+    def to_json(self) -> dict[str, object]:
+        names = ("a2a_message_id", "a2a_task_id", "a2a_context_id")
+        return {name: value for name in names if (value := getattr(self, name))}
+
+
+@dataclass(frozen=True, slots=True)
+class Inbound:
+    """A peer's message on its way into Hermes.
+
+    `bridge` names one life of the bridge; a message that has it takes answers and cancels only
+    with the same name.
+    """
+
+    chat_id: str
+    peer_id: str
+    message_id: str
+    callback_url: str
+    content: str = ""
+    peer_name: str = ""
+    attachments: tuple[Attachment, ...] = ()
+    metadata: Origin = Origin()
+    bridge: str = ""
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        fields = Fields(data)
+        attachments = fields.items("attachments", MAX_ATTACHMENTS)
+        return cls(
+            chat_id=fields.id("chat_id"),
+            peer_id=fields.id("peer_id"),
+            message_id=fields.id("message_id"),
+            callback_url=fields.url("callback_url"),
+            content=fields.text("content"),
+            peer_name=fields.label("peer_name", default=""),
+            attachments=tuple(Attachment.parse(item) for item in attachments),
+            metadata=Origin.parse(fields.get("metadata") or {}),
+            bridge=fields.label("bridge", default=""),
+        )
+
+    def to_json(self) -> dict[str, object]:
+        data: dict[str, object] = {
+            "chat_id": self.chat_id,
+            "peer_id": self.peer_id,
+            "peer_name": self.peer_name,
+            "content": self.content,
+            "message_id": self.message_id,
+            "callback_url": self.callback_url,
+        }
+        if self.attachments:
+            data["attachments"] = [item.to_json() for item in self.attachments]
+        if metadata := self.metadata.to_json():
+            data["metadata"] = metadata
+        return data | _named(self.bridge)
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    message_id: str
+    bridge: str = ""
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        fields = Fields(data)
+        return cls(message_id=fields.id("message_id"), bridge=fields.label("bridge", default=""))
+
+    def to_json(self) -> dict[str, object]:
+        return {"message_id": self.message_id} | _named(self.bridge)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Asks whether a message with this callback address would be taken."""
+
+    callback_url: str
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        return cls(callback_url=Fields(data).url("callback_url"))
+
+    def to_json(self) -> dict[str, object]:
+        return {"callback_url": self.callback_url}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a peer answers to an `Approval` or a `Clarify`."""
+
+    message_id: str
+    question_id: str
+    answer: str
+    bridge: str = ""
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        fields = Fields(data)
+        return cls(
+            message_id=fields.id("message_id"),
+            question_id=fields.id("question_id"),
+            answer=fields.text("answer"),
+            bridge=fields.label("bridge", default=""),
+        )
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "message_id": self.message_id,
+            "question_id": self.question_id,
+            "answer": self.answer,
+        } | _named(self.bridge)
+
+
+def _named(bridge: str) -> dict[str, object]:
+    return {"bridge": bridge} if bridge else {}
