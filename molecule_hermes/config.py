@@ -21,8 +21,9 @@ from pydantic import (
     ValidationError,
 )
 
-from molecule_hermes.errors import ConfigError, redact
+from molecule_hermes.errors import ConfigError
 from molecule_hermes.net.public_url import parse_public_url
+from molecule_hermes.text import redact
 from molecule_hermes.wire import MAX_ATTACHMENTS, MAX_FILE_BYTES
 
 __all__ = [

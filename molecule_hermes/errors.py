@@ -25,9 +25,10 @@ Standard library only: the plugin imports this module inside Hermes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import ClassVar
+
+from molecule_hermes.text import redact
 
 __all__ = [
     "FAILURES",
@@ -51,8 +52,6 @@ __all__ = [
     "TurnTimeout",
     "Unreachable",
     "failure_from_dict",
-    "failure_from_model_error",
-    "redact",
 ]
 
 
@@ -238,119 +237,3 @@ def failure_from_dict(data: Mapping[str, object]) -> TurnFailure:
         hint=hint if isinstance(hint, str) else None,
         retryable=retryable if isinstance(retryable, bool) else None,
     )
-
-
-# Providers share status codes between causes (a 429 is a rate or an empty account, a 400 an
-# oversized prompt or a bad model), so the text decides first and the status second.
-_BY_TEXT: tuple[tuple[re.Pattern[str], type[TurnFailure]], ...] = tuple(
-    (re.compile(pattern, re.IGNORECASE), failure)
-    for pattern, failure in (
-        (
-            r"context[ _](length|window|overflow|limit)|maximum context"
-            r"|prompt is too long|too many tokens|exceeds? the (max|context)",
-            ContextOverflow,
-        ),
-        (
-            r"insufficient[_ ](quota|credit|balance|funds)|exceeded your current quota"
-            r"|out of credit|billing|payment required|spending limit",
-            QuotaExceeded,
-        ),
-        (
-            r"model[_ ]not[_ ]found|(no such|unknown|invalid) model"
-            r"|model\b.{0,80}\b(does not exist|not found|is not available)",
-            ModelNotFound,
-        ),
-        (
-            r"invalid[_ ]api[_ ]key|incorrect api key|unauthori[sz]ed|authentication"
-            r"|no api key|api key not (valid|found)|permission denied|forbidden",
-            AuthFailure,
-        ),
-        (r"rate[ _-]?limit|too many requests|slow down|overloaded", RateLimited),
-        (r"timed? ?out|timeout", TurnTimeout),
-        (r"empty (response|reply)|no reply|returned (nothing|no content)", EmptyReply),
-    )
-)
-_BY_STATUS: Mapping[int, type[TurnFailure]] = {
-    401: AuthFailure,
-    402: QuotaExceeded,
-    403: AuthFailure,
-    404: ModelNotFound,
-    408: TurnTimeout,
-    413: ContextOverflow,
-    429: RateLimited,
-    504: TurnTimeout,
-}
-_STATUS_IN_TEXT = re.compile(r"\b(?:HTTP|status(?: code)?|Error code)[ :=]*([45]\d\d)\b", re.I)
-
-
-def failure_from_model_error(text: str, status: int | None = None) -> TurnFailure:
-    """Names what a model provider's error, as Hermes reports it, means for the turn."""
-    text = _plain(text)
-    if status is None and (found := _STATUS_IN_TEXT.search(text)):
-        status = int(found.group(1))
-    message = f"the model provider answered: {_shorten(text)}" if text else ""
-    if status is not None and status >= 500 and status != 504:
-        return _upstream_down(message)
-    for pattern, failure in _BY_TEXT:
-        if pattern.search(text):
-            return failure(message)
-    if status is not None and status in _BY_STATUS:
-        return _BY_STATUS[status](message)
-    if status is not None and status < 500:
-        return BadRequest(message, hint="the agent's operator must check the model's settings")
-    return InternalFailure(message)
-
-
-def _upstream_down(message: str) -> TurnFailure:
-    return InternalFailure(
-        message or "the model provider failed",
-        hint="the model provider has a problem of its own; try again later",
-        retryable=True,
-    )
-
-
-_HTML = re.compile(r"<(?:script|style)\b.*?</(?:script|style)>|<[^>]{0,500}>", re.I | re.S)
-
-
-def _plain(text: str) -> str:
-    """One line without the tags of an HTML error page."""
-    if "<" in text:
-        text = _HTML.sub(" ", text)
-    return " ".join(text.split())
-
-
-def _shorten(text: str, limit: int = 300) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-_SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), r"\1 ***"),
-    (re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@:]*:[^\s/@]+@"), r"\1***@"),
-    (re.compile(r"\b(?:sk|pk|rk|xox[abprs]|gh[pousr]|hf|gsk|nvapi|AIza)[-_][\w-]{8,}"), "***"),
-    (re.compile(r"\bAIza[\w-]{20,}"), "***"),
-    (
-        re.compile(
-            r"(?i)((?:api[_-]?key|token|secret|password|passwd|authorization)"
-            r"[\"']?\s*[:=]\s*[\"']?)[^\s\"',;}&]{4,}"
-        ),
-        r"\1***",
-    ),
-)
-
-
-def redact(text: str) -> str:
-    """The text without what looks like a secret: keys, bearer tokens, passwords in URLs."""
-    for pattern, replacement in _SECRETS:
-        text = pattern.sub(replacement, text)
-    return text
-
-
-_PLAIN_WORD = re.compile(
-    r"[(\"'`]*(?:[A-Za-z][A-Za-z_'’-]*|\d{1,2}(?:\.\d{1,2})?|[—–…])[)\"'`]*[,;:.!?]?"
-)
-
-
-def without_addresses(text: str) -> str:
-    """The text for a caller that is not known: words stay, and whatever could be an address, a
-    port, a URL or a file's path becomes an ellipsis."""
-    return " ".join(word if _PLAIN_WORD.fullmatch(word) else "…" for word in text.split())

@@ -30,7 +30,7 @@ from molecule_hermes.client.interaction import send
 from molecule_hermes.client.save_folder import SaveFolder
 from molecule_hermes.client.terminal import Printer, RawPrinter
 from molecule_hermes.errors import StartError
-from molecule_hermes.names import safe_name
+from molecule_hermes.text import safe_name
 from molecule_hermes.turns.model import Completed, FileProduced, TextDelta, ToolProgress, Usage
 from tests.conftest import StartBridge
 from tests.fakes import Answered, ScriptedTransport, free_port

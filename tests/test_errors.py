@@ -4,15 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molecule_hermes.errors import (
-    FAILURES,
-    BridgeError,
-    StartError,
-    TurnFailure,
-    failure_from_dict,
-    failure_from_model_error,
-    redact,
-)
+from molecule_hermes.errors import FAILURES, BridgeError, StartError, TurnFailure, failure_from_dict
+from molecule_hermes.provider_errors import failure_from_model_error
+from molecule_hermes.text import redact
 
 
 def test_every_kind_of_the_design_has_its_failure() -> None:

@@ -14,13 +14,7 @@ import httpx
 
 from molecule_hermes.client.connection import connect, fetch_card, message
 from molecule_hermes.config import Settings
-from molecule_hermes.errors import (
-    AuthFailure,
-    BridgeError,
-    StartError,
-    TurnFailure,
-    Unreachable,
-)
+from molecule_hermes.errors import AuthFailure, BridgeError, StartError, TurnFailure, Unreachable
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.plugin_setup import (
     diagnose,

@@ -18,8 +18,9 @@ import uvloop
 
 from molecule_hermes import __version__
 from molecule_hermes.config import Settings, http_url, secret_variables
-from molecule_hermes.errors import BridgeError, ConfigError, StartError, redact
+from molecule_hermes.errors import BridgeError, ConfigError, StartError
 from molecule_hermes.plugin.hardening import forbid_inspection
+from molecule_hermes.text import redact
 
 if TYPE_CHECKING:
     from a2a.types import SendMessageRequest

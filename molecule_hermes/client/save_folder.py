@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 
 from molecule_hermes.errors import ConfigError
-from molecule_hermes.names import safe_name
+from molecule_hermes.text import safe_name
 
 __all__ = ["SaveFolder"]
 

@@ -22,7 +22,7 @@ import httpx
 import psutil
 
 from molecule_hermes.config import Settings
-from molecule_hermes.errors import StartError, redact
+from molecule_hermes.errors import StartError
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.plugin.settings import (
     ENTRY_POINT,
@@ -30,6 +30,7 @@ from molecule_hermes.plugin.settings import (
     enabled_by_env,
     hermes_settings,
 )
+from molecule_hermes.text import redact
 
 __all__ = [
     "Hermes",

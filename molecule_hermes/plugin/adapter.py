@@ -26,8 +26,7 @@ from gateway.platforms.base import (
 )
 from gateway.session import build_session_key
 
-from molecule_hermes.errors import InternalFailure, redact
-from molecule_hermes.names import safe_name
+from molecule_hermes.errors import InternalFailure
 from molecule_hermes.plugin import prompts
 from molecule_hermes.plugin.desk import Desk
 from molecule_hermes.plugin.endpoints import application
@@ -47,6 +46,7 @@ from molecule_hermes.plugin.settings import PLATFORM, PluginSettings
 from molecule_hermes.plugin.shown_types import shown_type
 from molecule_hermes.plugin.tool_environment import keep_from_tools
 from molecule_hermes.plugin.work_folders import WorkFolders
+from molecule_hermes.text import redact, safe_name
 from molecule_hermes.wire import File
 
 __all__ = ["MoleculeAdapter"]

@@ -12,12 +12,13 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Literal, Protocol
 
-from molecule_hermes.errors import Draining, InternalFailure, Interrupted, TurnFailure, redact
+from molecule_hermes.errors import Draining, InternalFailure, Interrupted, TurnFailure
 from molecule_hermes.plugin.callbacks import require_same_bridge
 from molecule_hermes.plugin.chats import Chats
 from molecule_hermes.plugin.files import remove
 from molecule_hermes.plugin.ledger import Ledger, Question, Turn
 from molecule_hermes.plugin.outbox import Outbox, Parcel
+from molecule_hermes.text import redact
 from molecule_hermes.wire import (
     Answer,
     Approval,

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from molecule_hermes.names import safe_name
+from molecule_hermes.text import safe_name
 from molecule_hermes.wire import MAX_FILE_BYTES, Attachment, File, WireError
 
 __all__ = ["FileRefusedError", "left_over", "linked_file", "read_file", "remove", "save"]

@@ -13,10 +13,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
-from molecule_hermes.errors import redact
 from molecule_hermes.plugin.desk import Desk
 from molecule_hermes.plugin.ledger import Turn
 from molecule_hermes.plugin.settings import PLATFORM
+from molecule_hermes.text import redact
 from molecule_hermes.wire import Spent, Tool
 
 __all__ = ["Effect", "Hooks", "Listener", "current_message_id"]

@@ -22,8 +22,8 @@ from molecule_hermes.errors import (
     InternalFailure,
     Interrupted,
     TurnFailure,
-    failure_from_model_error,
 )
+from molecule_hermes.provider_errors import failure_from_model_error
 from molecule_hermes.wire import Body, Callback, Delta, Final, Inbound, Problem, Spent
 
 __all__ = ["Chat", "Ledger", "Question", "Turn"]

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from molecule_hermes.names import safe_name
 from molecule_hermes.plugin.settings import PLATFORM
+from molecule_hermes.text import safe_name
 
 __all__ = ["WorkFolders"]
 

@@ -17,7 +17,7 @@ from a2a.types import (
 
 from molecule_hermes import __version__
 from molecule_hermes.config import Settings
-from molecule_hermes.errors import without_addresses
+from molecule_hermes.text import without_addresses
 from molecule_hermes.turns.features import Feature
 
 __all__ = ["build_card"]

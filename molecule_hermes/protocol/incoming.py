@@ -19,10 +19,10 @@ from a2a.types import Message, Part
 from google.protobuf import json_format
 
 from molecule_hermes.errors import BadRequest, TooLarge
-from molecule_hermes.names import safe_name
 from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.net.downloads import Download, DownloadError, OversizeError, fetch
 from molecule_hermes.protocol.media_types import MismatchError, decoded, is_text_type, media_type_of
+from molecule_hermes.text import safe_name
 from molecule_hermes.turns.features import Feature
 from molecule_hermes.turns.model import Attachment
 from molecule_hermes.turns.scheduler import Conversations

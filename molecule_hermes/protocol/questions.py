@@ -9,7 +9,7 @@ from a2a.helpers import get_data_parts, get_text_parts
 from a2a.types import Message, Part, Task
 from google.protobuf import json_format
 
-from molecule_hermes.names import safe_name
+from molecule_hermes.text import safe_name
 from molecule_hermes.turns.model import Question
 
 __all__ = [

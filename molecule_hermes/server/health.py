@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from molecule_hermes import __version__
-from molecule_hermes.errors import TurnFailure, without_addresses
+from molecule_hermes.errors import TurnFailure
+from molecule_hermes.text import without_addresses
 
 __all__ = ["Health", "Report", "probe_routes"]
 

@@ -12,15 +12,10 @@ from hypothesis import strategies as st
 from starlette.requests import HTTPConnection
 
 from molecule_hermes.config import Settings
-from molecule_hermes.errors import (
-    FAILURES,
-    StorageFailure,
-    TurnFailure,
-    Unreachable,
-    without_addresses,
-)
+from molecule_hermes.errors import FAILURES, StorageFailure, TurnFailure, Unreachable
 from molecule_hermes.server.bridge import Bridge
 from molecule_hermes.server.middleware import is_local
+from molecule_hermes.text import without_addresses
 from molecule_hermes.transports.chat.transport import ChatTransport
 from molecule_hermes.transports.plugin.transport import PluginTransport
 from tests.attacks.raw_http import TOKEN, TOKENS

@@ -35,7 +35,7 @@ from sqlalchemy.ext.asyncio import (
     create_async_engine,
 )
 
-from molecule_hermes.errors import ConfigError, StartError, StorageFailure, redact
+from molecule_hermes.errors import ConfigError, StartError, StorageFailure
 from molecule_hermes.storage.base import ENDED, DurableStore, EndTask
 from molecule_hermes.storage.contents import unreadable
 from molecule_hermes.storage.postgresql.tables import (
@@ -46,6 +46,7 @@ from molecule_hermes.storage.postgresql.tables import (
     migrate,
     nanoseconds,
 )
+from molecule_hermes.text import redact
 
 __all__ = ["PostgresTaskStore"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from molecule_hermes.errors import redact
+from molecule_hermes.text import redact
 from molecule_hermes.turns.model import ToolProgress, Usage
 
 __all__ = ["Chunk", "EventStream", "StreamError", "parse_chunk", "parse_tool", "readable"]

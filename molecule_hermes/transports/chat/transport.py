@@ -26,8 +26,8 @@ from molecule_hermes.errors import (
     TurnFailure,
     TurnTimeout,
     Unreachable,
-    failure_from_model_error,
 )
+from molecule_hermes.provider_errors import failure_from_model_error
 from molecule_hermes.transports.base import QuestionGoneError, in_pieces
 from molecule_hermes.transports.chat.completions import (
     Chunk,

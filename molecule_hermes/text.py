@@ -1,0 +1,71 @@
+"""Text from outside, made safe: file names, secrets, addresses, error pages.
+
+Standard library only: the plugin imports this module inside Hermes.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["one_line", "redact", "safe_name", "shorten", "without_addresses"]
+
+_UNSAFE = re.compile(r"[^\w.\- ]+")
+_MAX_BYTES = 120
+"""With what is put in front of it, a name stays below the 255 bytes a file system takes."""
+
+
+def safe_name(name: str, default: str = "file") -> str:
+    """The name without a path, control characters or anything a shell or a prompt might read."""
+    last = re.split(r"[/\\]", name)[-1]
+    cleaned = _UNSAFE.sub("_", last)
+    # The end holds the suffix, so a long name loses its beginning.
+    short = cleaned.encode("utf-8", "replace")[-_MAX_BYTES:].decode("utf-8", "ignore")
+    # Neither hidden nor an option of a command.
+    return short.lstrip(".- ").rstrip(". ") or default
+
+
+_HTML = re.compile(r"<(?:script|style)\b.*?</(?:script|style)>|<[^>]{0,500}>", re.I | re.S)
+
+
+def one_line(text: str) -> str:
+    """One line without the tags of an HTML error page."""
+    if "<" in text:
+        text = _HTML.sub(" ", text)
+    return " ".join(text.split())
+
+
+def shorten(text: str, limit: int = 300) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+_SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), r"\1 ***"),
+    (re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@:]*:[^\s/@]+@"), r"\1***@"),
+    (re.compile(r"\b(?:sk|pk|rk|xox[abprs]|gh[pousr]|hf|gsk|nvapi|AIza)[-_][\w-]{8,}"), "***"),
+    (re.compile(r"\bAIza[\w-]{20,}"), "***"),
+    (
+        re.compile(
+            r"(?i)((?:api[_-]?key|token|secret|password|passwd|authorization)"
+            r"[\"']?\s*[:=]\s*[\"']?)[^\s\"',;}&]{4,}"
+        ),
+        r"\1***",
+    ),
+)
+
+
+def redact(text: str) -> str:
+    """The text without what looks like a secret: keys, bearer tokens, passwords in URLs."""
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+_PLAIN_WORD = re.compile(
+    r"[(\"'`]*(?:[A-Za-z][A-Za-z_'’-]*|\d{1,2}(?:\.\d{1,2})?|[—–…])[)\"'`]*[,;:.!?]?"
+)
+
+
+def without_addresses(text: str) -> str:
+    """The text for a caller that is not known: words stay, and whatever could be an address, a
+    port, a URL or a file's path becomes an ellipsis."""
+    return " ".join(word if _PLAIN_WORD.fullmatch(word) else "…" for word in text.split())
