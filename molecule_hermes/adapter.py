@@ -133,7 +133,7 @@ async def _not_ready(executor: EmbeddedExecutor, failure: TurnFailure, tried: st
     from molecule_hermes.cli.doctor import plugin_finding
 
     why = f"{failure.message} — {failure.hint}"
-    if executor.way == "plugin":
+    if executor.transport_name == "plugin":
         finding = await plugin_finding(executor.settings)
         why = why if finding.ok else f"{finding.detail} — {finding.hint}"
     log = HermesHome(executor.settings.home).path / "logs" / "gateway.log"

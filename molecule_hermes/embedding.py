@@ -15,11 +15,11 @@ from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.plugin_setup import system_prompt_of
 from molecule_hermes.server.assembly import (
     address_of,
+    create_transport,
+    executor_options,
     known_credentials,
-    transport_for,
-    way_to_running_hermes,
+    transport_to_running_hermes,
 )
-from molecule_hermes.server.executor_parts import executor_parts
 
 __all__ = ["EmbeddedExecutor", "ExecutorConfig", "create_executor"]
 
@@ -58,16 +58,16 @@ class EmbeddedExecutor(HermesAgentProxyExecutor):
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.way = way_to_running_hermes(settings)
-        transport = transport_for(self.way, settings, known_credentials(settings))
-        super().__init__(transport, **executor_parts(settings, transport))
+        self.transport_name = transport_to_running_hermes(settings)
+        transport = create_transport(self.transport_name, settings, known_credentials(settings))
+        super().__init__(transport, **executor_options(settings, transport))
         self._state: Literal["new", "started", "stopped"] = "new"
         self._changing = asyncio.Lock()
 
     @property
     def address(self) -> str:
         """Where Hermes is expected."""
-        return address_of(self.way, self.settings)
+        return address_of(self.transport_name, self.settings)
 
     async def start(self) -> None:
         """Raises `StartError` when the plugin's callback port cannot be had."""
@@ -103,7 +103,7 @@ class EmbeddedExecutor(HermesAgentProxyExecutor):
     def _warn_of_another_prompt(self) -> None:
         """The plugin takes the prompt from Hermes's configuration, not from each message."""
         wanted, home = self.settings.system_prompt, HermesHome(self.settings.home)
-        if self.way == "plugin" and wanted and system_prompt_of(home) != wanted:
+        if self.transport_name == "plugin" and wanted and system_prompt_of(home) != wanted:
             logger.warning(
                 "the system prompt is not the one in %s, which the plugin uses; set "
                 "MOLECULE_HERMES_SYSTEM_PROMPT, run `molecule-hermes plugin enable`, and restart "

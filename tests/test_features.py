@@ -11,7 +11,7 @@ from molecule_hermes.config import Settings
 from molecule_hermes.protocol.card import build_card
 from molecule_hermes.transports.chat.transport import ChatTransport
 from molecule_hermes.transports.plugin.transport import PluginTransport
-from molecule_hermes.turns.features import Feature, Way, features_of, features_table
+from molecule_hermes.turns.features import Feature, TransportName, features_of, features_table
 
 DOCS = Path(__file__).parent.parent / "docs" / "features.md"
 
@@ -29,7 +29,7 @@ def test_each_transport_has_the_features_of_its_column() -> None:
 
 @pytest.mark.parametrize(("way", "files"), [("plugin", True), ("chat", False)])
 def test_the_card_advertises_no_more_than_the_way_can_do(
-    settings: Callable[..., Settings], way: Way, files: bool
+    settings: Callable[..., Settings], way: TransportName, files: bool
 ) -> None:
     card = build_card(settings(), "http://127.0.0.1", features_of(way))
     assert "image/png" in card.default_input_modes

@@ -14,6 +14,7 @@ from a2a.types import ListTasksRequest, Task, TaskPushNotificationConfig
 
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError, StorageFailure
+from molecule_hermes.protocol.recovery import InterruptedTasks
 from molecule_hermes.storage.opening import open_store
 from molecule_hermes.storage.postgresql.store import PostgresTaskStore
 from tests.fakes import free_port
@@ -56,10 +57,10 @@ async def test_tasks_are_there_after_a_restart(
     url: str, settings: Callable[..., Settings], scheme: str
 ) -> None:
     set_to = settings(STORE=url.replace("postgresql", scheme, 1) + "?sslmode=prefer")
-    async with open_store(set_to) as store:
+    async with open_store(set_to, InterruptedTasks().end) as store:
         await store.tasks.save(task("t", text="kept"), context())
         await store.check()
-    async with open_store(set_to) as store:
+    async with open_store(set_to, InterruptedTasks().end) as store:
         assert await store.tasks.get("t", context()) == task("t", text="kept")
 
 

@@ -14,8 +14,9 @@ from a2a.types import ListTasksRequest, Task
 
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import ConfigError, Interrupted, StartError, StorageFailure
-from molecule_hermes.storage import opening as module
+from molecule_hermes.storage import retention as module
 from molecule_hermes.storage.base import EndTask
+from molecule_hermes.protocol.recovery import InterruptedTasks
 from molecule_hermes.storage.opening import open_store
 from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 from tests.peers import reply_text, state
@@ -37,16 +38,16 @@ def failure_of(failed: Task | None) -> dict[str, Any]:
 async def test_memory_keeps_nothing_and_needs_no_folder(
     settings: Callable[..., Settings], tmp_path: Path
 ) -> None:
-    async with open_store(settings(STORE="memory")) as store:
+    async with open_store(settings(STORE="memory"), InterruptedTasks().end) as store:
         await store.tasks.save(task("t"), context())
         await store.check()
     assert not list(tmp_path.iterdir())
 
 
 async def test_sqlite_is_the_default(settings: Callable[..., Settings], tmp_path: Path) -> None:
-    async with open_store(settings()) as store:
+    async with open_store(settings(), InterruptedTasks().end) as store:
         await store.tasks.save(task("t"), context())
-    async with open_store(settings()) as store:
+    async with open_store(settings(), InterruptedTasks().end) as store:
         assert await store.tasks.get("t", context()) == task("t")
     assert (tmp_path / "tasks.db").exists()
 
@@ -58,7 +59,7 @@ async def test_what_a_crash_left_is_interrupted_when_the_store_opens(
     left.status.message.parts.add(text="a tool runs")
     async with SqliteTaskStore(tmp_path / "tasks.db") as disk:
         await disk.save(left, context())
-    async with open_store(settings()) as store:
+    async with open_store(settings(), InterruptedTasks().end) as store:
         found = await store.tasks.get("t", context())
         assert failure_of(found) == {
             "kind": "interrupted",
@@ -80,7 +81,7 @@ async def test_a_bridge_that_cannot_end_what_a_crash_left_does_not_start(
         await disk.save(task("t", "WORKING"), context())
         await disk.database.write("UPDATE tasks SET task = ?", (b"\xff",))
     with pytest.raises(StartError, match="holds a task that cannot be read"):
-        async with open_store(settings()):
+        async with open_store(settings(), InterruptedTasks().end):
             pass
 
 
@@ -92,7 +93,7 @@ async def test_a_disk_that_fails_at_the_sweep_is_told_at_the_start(
 
     monkeypatch.setattr(SqliteTaskStore, "sweep", sweep)
     with pytest.raises(StartError, match="the tasks of the last bridge: the disk is full"):
-        async with open_store(settings()):
+        async with open_store(settings(), InterruptedTasks().end):
             pass
 
 
@@ -100,7 +101,7 @@ async def test_old_tasks_are_pruned_in_the_background(
     settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_PRUNE_EVERY", 0.02)
-    async with open_store(settings(KEEP_DAYS=30, KEEP_TASKS=2)) as store:
+    async with open_store(settings(KEEP_DAYS=30, KEEP_TASKS=2), InterruptedTasks().end) as store:
         for i in range(5):
             await store.tasks.save(task(f"t{i}", at=i), context())
         async with asyncio.timeout(10):
@@ -120,7 +121,7 @@ async def test_nothing_young_is_pruned_by_default(
 
     monkeypatch.setattr(SqliteTaskStore, "prune", prune)
     monkeypatch.setattr(module.time, "time", lambda: 100 * 86_400.0)
-    async with open_store(settings()):
+    async with open_store(settings(), InterruptedTasks().end):
         await until(lambda: asked)
     assert asked == [(70 * 86_400.0, 0)]
 
@@ -141,7 +142,7 @@ async def test_a_database_url_that_makes_no_sense_is_told_without_its_secret(
     settings: Callable[..., Settings],
 ) -> None:
     with pytest.raises(StartError, match="MOLECULE_HERMES_STORE") as caught:
-        async with open_store(settings(STORE="postgresql://u:p@host:hunter2/db")):
+        async with open_store(settings(STORE="postgresql://u:p@host:hunter2/db"), InterruptedTasks().end):
             pass
     assert "hunter2" not in str(caught.value)
 
@@ -151,7 +152,7 @@ async def test_a_database_without_its_driver_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "molecule_hermes.storage.postgresql.store", None)
     with pytest.raises(StartError, match=r"pip install '\.\[postgresql\]'"):
-        async with open_store(settings(STORE="postgres://u:p@host/db")):
+        async with open_store(settings(STORE="postgres://u:p@host/db"), InterruptedTasks().end):
             pass
 
 

@@ -43,11 +43,11 @@ from molecule_hermes.hermes.providers import (
 from molecule_hermes.net.ports import require_free_port
 from molecule_hermes.plugin.settings import API_KEY, SECRET
 from molecule_hermes.server.assembly import (
-    Way,
+    TransportName,
     address_of,
+    create_transport,
     known_credentials,
-    transport_for,
-    way_to_running_hermes,
+    transport_to_running_hermes,
 )
 from molecule_hermes.server.bridge import Bridge
 from molecule_hermes.storage.state_dir import make_private
@@ -65,7 +65,7 @@ async def up(
     environ: Mapping[str, str],
     say: Say,
     *,
-    way: Way | None = None,
+    way: TransportName | None = None,
     keep_config: bool = False,
 ) -> None:
     """Runs Hermes and the bridge until SIGINT or SIGTERM.
@@ -118,7 +118,7 @@ class _Run:
     signals: _Signals
     say: Say
 
-    async def on_the_way(self, way: Way) -> None:
+    async def on_the_way(self, way: TransportName) -> None:
         """With `auto`, a plugin that is not bound is a warning, and chat completions the way."""
         try:
             await self._serve("chat" if way == "chat" else "plugin", [])
@@ -129,8 +129,8 @@ class _Run:
             self.say("  warning  going on over chat completions")
             await self._serve("chat", [f"{error.message}; going on over chat completions"])
 
-    async def _serve(self, way: Way, warnings: list[str]) -> None:
-        transport = transport_for(way, self.settings, self.credentials, patient=True)
+    async def _serve(self, way: TransportName, warnings: list[str]) -> None:
+        transport = create_transport(way, self.settings, self.credentials, patient=True)
         checks = {"gateway": self.gateway.check}
         async with Bridge(
             self.settings,
@@ -157,7 +157,7 @@ class _Run:
                 raise
             self.say(_stopping(bridge, self.settings))
 
-    async def _until_ready(self, bridge: Bridge, way: Way) -> None:
+    async def _until_ready(self, bridge: Bridge, way: TransportName) -> None:
         """Returns when the bridge is ready; tells every two seconds what it still waits for."""
         began = told = time.monotonic()
         while True:
@@ -175,7 +175,7 @@ class _Run:
                 told = now
             await asyncio.sleep(0.1)
 
-    async def _too_late(self, way: Way, reason: str) -> StartError:
+    async def _too_late(self, way: TransportName, reason: str) -> StartError:
         """The plugin's cause, where Hermes has no API to ask; else the end of Hermes's log."""
         if way == "plugin":
             cause = await self._diagnosis(None)
@@ -229,13 +229,13 @@ async def _bound(state: Mapping[str, object], transport: Transport) -> bool:
 
 
 async def serve(
-    settings: Settings, environ: Mapping[str, str], say: Say, *, way: Way | None = None
+    settings: Settings, environ: Mapping[str, str], say: Say, *, way: TransportName | None = None
 ) -> None:
     """Runs the bridge alone, against a Hermes that somebody else runs."""
-    way = way or way_to_running_hermes(settings)
+    way = way or transport_to_running_hermes(settings)
     if way == "auto":
         raise ConfigError("`serve` needs to know the way", "use --transport plugin or chat")
-    transport = transport_for(way, settings, known_credentials(settings))
+    transport = create_transport(way, settings, known_credentials(settings))
     where = "nowhere (smoke mode)" if settings.smoke_mode else address_of(way, settings)
     _warn_of_typos(environ, say)
     make_private(settings.state_dir)
@@ -317,7 +317,7 @@ def _warn_of_typos(environ: Mapping[str, str], say: Say) -> None:
         say(f"  warning  {name} means nothing" + (f"; did you mean {nearest}?" if nearest else ""))
 
 
-def _banner(url: str, way: Way, model: ModelChoice, *, tokens: bool) -> str:
+def _banner(url: str, way: TransportName, model: ModelChoice, *, tokens: bool) -> str:
     command = command_name()
     token = " --token TOKEN" if tokens else ""
     through = "the plugin" if way == "plugin" else "chat completions"

@@ -1,34 +1,44 @@
-"""The way to Hermes: which transport, where it leads, and with which credentials."""
+"""Builds the transport and the executor's collaborators from the settings."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from molecule_hermes.config import Settings
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.process import Credentials
+from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.plugin.settings import API_KEY, SECRET
+from molecule_hermes.protocol.incoming import Attachments
 from molecule_hermes.transports.base import Transport
 from molecule_hermes.transports.chat.transport import ChatTransport
 from molecule_hermes.transports.plugin.transport import PluginTransport
 from molecule_hermes.transports.smoke import SmokeTransport
+from molecule_hermes.turns.scheduler import Conversations
 
-__all__ = ["Way", "address_of", "known_credentials", "transport_for", "way_to_running_hermes"]
+__all__ = [
+    "TransportName",
+    "address_of",
+    "create_transport",
+    "executor_options",
+    "known_credentials",
+    "transport_to_running_hermes",
+]
 
-Way = Literal["plugin", "chat", "auto"]
+TransportName = Literal["plugin", "chat", "auto"]
 
 
-def way_to_running_hermes(settings: Settings) -> Way:
-    """Towards a Hermes that somebody else runs, the plugin is used only if it is asked for."""
+def transport_to_running_hermes(settings: Settings) -> TransportName:
+    """A Hermes that somebody else runs is reached through the plugin only on request."""
     return "plugin" if settings.platform_enabled else "chat"
 
 
-def address_of(way: Way, settings: Settings) -> str:
-    return settings.platform_url if way == "plugin" else settings.hermes_api_base
+def address_of(name: TransportName, settings: Settings) -> str:
+    return settings.platform_url if name == "plugin" else settings.hermes_api_base
 
 
 def known_credentials(settings: Settings) -> Credentials:
-    """The environment's, else what Hermes's own folder has; nothing is made up."""
+    """Credentials from the environment, else from Hermes's own folder. None are generated."""
     key, secret = settings.api_server_key, settings.shared_secret
     kept = HermesHome(settings.home).read_env()
     return Credentials(
@@ -37,13 +47,13 @@ def known_credentials(settings: Settings) -> Credentials:
     )
 
 
-def transport_for(
-    way: Way, settings: Settings, credentials: Credentials, *, patient: bool = False
+def create_transport(
+    name: TransportName, settings: Settings, credentials: Credentials, *, patient: bool = False
 ) -> Transport:
-    """`patient`: turns wait for a Hermes that is being started again."""
+    """With `patient`, turns wait for a Hermes that is being restarted."""
     if settings.smoke_mode:
         return SmokeTransport()
-    if way == "plugin":
+    if name == "plugin":
         return PluginTransport(
             settings.platform_url,
             secret=credentials.secret,
@@ -58,3 +68,34 @@ def transport_for(
         system_prompt=settings.system_prompt,
         patient=patient,
     )
+
+
+def executor_options(settings: Settings, transport: Transport) -> dict[str, Any]:
+    """The keyword arguments of `HermesAgentProxyExecutor`, in our server and when embedded."""
+    return {
+        "conversations": Conversations(
+            settings.max_running,
+            settings.max_waiting,
+            settings.max_waiting_of_peer,
+            max_running_of_peer=_running_of_peer(settings),
+            max_waiting_bytes=settings.max_waiting_bytes,
+            max_paused=settings.max_questions,
+            max_paused_of_peer=settings.max_questions_of_peer,
+        ),
+        "attachments": Attachments(
+            transport.features,
+            addresses=PublicOnly(settings.file_hosts),
+            max_files=settings.max_files,
+            max_file=settings.max_file,
+        ),
+        "turn_timeout": settings.turn_timeout,
+        "approvals": settings.approvals,
+        "question_timeout": settings.question_timeout,
+    }
+
+
+def _running_of_peer(settings: Settings) -> int:
+    """With several peers, none takes the last place."""
+    if settings.max_running_of_peer or len(settings.peer_tokens) < 2:
+        return settings.max_running_of_peer
+    return max(1, settings.max_running - 1)

@@ -26,14 +26,15 @@ from molecule_hermes.executor import HermesAgentProxyExecutor
 from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.net.ports import cannot_listen
 from molecule_hermes.protocol.card import build_card
+from molecule_hermes.protocol.recovery import InterruptedTasks
 from molecule_hermes.protocol.request_handler import BridgeRequestHandler
 from molecule_hermes.protocol.task_log import TaskLog
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.protocol.webhooks import PushConfigs, PushSender
+from molecule_hermes.server.assembly import executor_options
 from molecule_hermes.server.bodies import BodyGuard
 from molecule_hermes.server.connections import ConnectionTable, default_limit, open_files_limit
 from molecule_hermes.server.error_responses import ErrorGuard, require_v03_message, shorten_sdk_logs
-from molecule_hermes.server.executor_parts import executor_parts
 from molecule_hermes.server.health import Check, Health, probe_routes
 from molecule_hermes.server.http import HttpServer, Listener
 from molecule_hermes.server.json_scan import JsonLimits
@@ -96,7 +97,10 @@ class Bridge:
             listener = self._stack.enter_context(_listen(self._settings))
             self.local_url = _url(self._settings.host, listener.getsockname()[1])
             self.url = self._settings.public_url or self._reachable_url()
-            store = await self._stack.enter_async_context(open_store(self._settings))
+            interrupted = InterruptedTasks()
+            store = await self._stack.enter_async_context(
+                open_store(self._settings, interrupted.end)
+            )
             for sent in store.messages:
                 age = max(0.0, time.time() - sent.at)
                 self._retries.recall(*sent[:4], age)
@@ -108,7 +112,7 @@ class Bridge:
             tasks = await self._stack.enter_async_context(self._registry(store, push))
             self.health.add("store", tasks.check)
             await self._stack.enter_async_context(self._http_server(tasks, push, listener))
-            push.announce(store.interrupted)
+            push.announce(interrupted.events)
             self._stack.push_async_callback(self._drain)
             self._stack = self._stack.pop_all()
         return self
@@ -175,10 +179,10 @@ class Bridge:
     ) -> tuple[AgentCard, BridgeRequestHandler]:
         settings = self._settings
         shorten_sdk_logs()
-        parts = executor_parts(settings, self._transport)
+        options = executor_options(settings, self._transport)
         quota = StorageQuota(tasks.stored, settings.max_stored_bytes_of_peer, settings.keep_days)
         self._executor = HermesAgentProxyExecutor(
-            self._transport, **parts, metrics=self.metrics, admit=quota.admit
+            self._transport, **options, metrics=self.metrics, admit=quota.admit
         )
         features = self._transport.features
         card = build_card(settings, self.url, features, demo=self._demo, warnings=self._warnings)
@@ -192,7 +196,7 @@ class Bridge:
             max_events=settings.max_events,
             metrics=self.metrics,
         )
-        self._watch(parts["conversations"], push, handler)
+        self._watch(options["conversations"], push, handler)
         self._stack.push_async_callback(handler.aclose)
         return card, handler
 

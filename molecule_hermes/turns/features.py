@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
-__all__ = ["Feature", "Way", "features_of", "features_table", "why_not"]
+__all__ = ["Feature", "TransportName", "features_of", "features_table", "why_not"]
 
-Way = Literal["plugin", "chat"]
+TransportName = Literal["plugin", "chat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class Feature(Enum):
     SUBSCRIBE = _Row("SubscribeToTask gives the state so far, then the rest", "yes", "yes")
 
 
-def features_of(way: Way) -> frozenset[Feature]:
-    return frozenset(feature for feature in Feature if not why_not(feature, way))
+def features_of(transport: TransportName) -> frozenset[Feature]:
+    return frozenset(feature for feature in Feature if not why_not(feature, transport))
 
 
-def why_not(feature: Feature, way: Way) -> str:
+def why_not(feature: Feature, transport: TransportName) -> str:
     """Why it cannot be had this way; empty if it can."""
-    said = feature.value.plugin if way == "plugin" else feature.value.chat
+    said = feature.value.plugin if transport == "plugin" else feature.value.chat
     return said if said.startswith("no") else ""
 
 

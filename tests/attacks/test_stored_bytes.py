@@ -158,7 +158,7 @@ async def test_what_is_deleted_makes_room(
 ) -> None:
     if store == "memory":
         pytest.skip("it deletes by number and bytes only")
-    monkeypatch.setattr("molecule_hermes.storage.opening._PRUNE_EVERY", 0.05)
+    monkeypatch.setattr("molecule_hermes.storage.retention._PRUNE_EVERY", 0.05)
     transport = ScriptedTransport(Completed("x" * BIG))
     async with (
         bridge(transport, STORE=store, MAX_STORED_BYTES_OF_PEER=3 * BIG, KEEP_TASKS=1) as b,

@@ -20,7 +20,7 @@ from a2a.types import (
 from a2a.utils.errors import TaskNotCancelableError, TaskNotFoundError
 
 from molecule_hermes.client.connection import message
-from molecule_hermes.turns.features import Feature, Way, why_not
+from molecule_hermes.turns.features import Feature, TransportName, why_not
 from tests.e2e.stack import Stack, environment, processes, until, up
 from tests.peers import Turn, ask, peer, reply_text, send, state
 
@@ -30,13 +30,13 @@ ALICE, BOB = "alice-token-0123456789", "bob-token-0123456789"
 
 
 @pytest.fixture(scope="module", params=["plugin", "chat"])
-def way(request: pytest.FixtureRequest) -> Way:
-    found: Way = request.param
+def way(request: pytest.FixtureRequest) -> TransportName:
+    found: TransportName = request.param
     return found
 
 
 @pytest.fixture(autouse=True)
-def _as_the_table_says(request: pytest.FixtureRequest, way: Way) -> None:
+def _as_the_table_says(request: pytest.FixtureRequest, way: TransportName) -> None:
     """Skips a test of what this way cannot do, and one of what happens where it cannot."""
     for mark in request.node.iter_markers():
         if mark.name in ("feature", "without"):
@@ -45,7 +45,7 @@ def _as_the_table_says(request: pytest.FixtureRequest, way: Way) -> None:
                 pytest.skip(f"{way}: {mark.args[0].value.what}: {reason or 'yes'}")
 
 
-def settings(folder: Path, way: Way, **more: str) -> dict[str, str]:
+def settings(folder: Path, way: TransportName, **more: str) -> dict[str, str]:
     environ = environment(
         folder,
         MOLECULE_HERMES_PEER_TOKENS=f"alice:{ALICE},bob:{BOB}",
@@ -60,7 +60,9 @@ def settings(folder: Path, way: Way, **more: str) -> dict[str, str]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack(tmp_path_factory: pytest.TempPathFactory, way: Way) -> AsyncIterator[Stack]:
+async def stack(
+    tmp_path_factory: pytest.TempPathFactory, way: TransportName
+) -> AsyncIterator[Stack]:
     async with up(settings(tmp_path_factory.mktemp("stack"), way)) as running:
         yield running
 
@@ -205,7 +207,7 @@ async def test_where_nobody_can_be_asked_a_dangerous_command_does_not_run(
 
 @pytest.mark.feature(Feature.APPROVALS)
 async def test_an_operator_can_deny_and_silence_is_no_consent(
-    tmp_path: Path, way: Way, victim: Path
+    tmp_path: Path, way: TransportName, victim: Path
 ) -> None:
     environ = settings(
         tmp_path / "stack",

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from molecule_hermes.client.connection import message
 from molecule_hermes.plugin.files import left_over
-from molecule_hermes.turns.features import Feature, Way, why_not
+from molecule_hermes.turns.features import Feature, TransportName, why_not
 from tests.e2e.stack import Stack, environment, up
 from tests.peers import Turn, peer, reply_text, send
 from tests.test_attachments import giving, serving
@@ -26,18 +26,18 @@ HOST = "127.0.0.1"
 
 
 @pytest.fixture(scope="module", params=["plugin", "chat"])
-def way(request: pytest.FixtureRequest) -> Way:
-    way: Way = request.param
+def way(request: pytest.FixtureRequest) -> TransportName:
+    way: TransportName = request.param
     return way
 
 
 @pytest.fixture(scope="module")
-def state_dir(tmp_path_factory: pytest.TempPathFactory, way: Way) -> Path:
+def state_dir(tmp_path_factory: pytest.TempPathFactory, way: TransportName) -> Path:
     return tmp_path_factory.mktemp(way)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack(way: Way, state_dir: Path) -> AsyncIterator[Stack]:
+async def stack(way: TransportName, state_dir: Path) -> AsyncIterator[Stack]:
     environ = environment(
         state_dir,
         MOLECULE_A2A_PLATFORM_ENABLED="true" if way == "plugin" else "false",
@@ -90,7 +90,7 @@ async def test_documents_and_data_are_read(stack: Stack) -> None:
 
 
 async def test_another_file_is_opened_by_a_tool_or_refused_by_name(
-    stack: Stack, way: Way, state_dir: Path
+    stack: Stack, way: TransportName, state_dir: Path
 ) -> None:
     turn = await say(stack, "demo:read", Part(raw=PDF + b" 42", filename="a report.pdf"))
     if not why_not(Feature.FILES_IN, way):
@@ -115,7 +115,7 @@ async def test_what_is_not_what_it_claims_to_be_is_refused(stack: Stack) -> None
     [("dot.png", "image/png", PNG), ("odd.pdf", "application/pdf", bytes(range(256)))],
 )
 async def test_a_file_that_the_agent_makes_is_an_artifact(
-    stack: Stack, way: Way, name: str, media_type: str, data: bytes
+    stack: Stack, way: TransportName, name: str, media_type: str, data: bytes
 ) -> None:
     encoded = base64.b64encode(data).decode()
     turn = await say(stack, f"demo:file={name} base64:{encoded}")
@@ -133,7 +133,7 @@ async def test_a_file_that_the_agent_makes_is_an_artifact(
     assert [a.parts[0].raw for a in task.artifacts if a.name == name] == [data]
 
 
-async def test_a_file_over_the_limit_is_told(stack: Stack, way: Way, work: Path) -> None:
+async def test_a_file_over_the_limit_is_told(stack: Stack, way: TransportName, work: Path) -> None:
     if why := why_not(Feature.FILES_OUT, way):
         pytest.skip(why)
     with (work / "large.pdf").open("wb") as file:
@@ -145,7 +145,7 @@ async def test_a_file_over_the_limit_is_told(stack: Stack, way: Way, work: Path)
 
 
 async def test_files_from_outside_the_agents_folders_stay(
-    stack: Stack, way: Way, state_dir: Path, work: Path
+    stack: Stack, way: TransportName, state_dir: Path, work: Path
 ) -> None:
     (state_dir / "outside.txt").write_text("private")
     for path in (state_dir / "outside.txt", work / ".." / "hermes" / "config.yaml"):
@@ -156,7 +156,7 @@ async def test_files_from_outside_the_agents_folders_stay(
             assert f"the file {path.name} is not available" in turn.progress
 
 
-async def test_the_largest_file_comes_through(stack: Stack, way: Way) -> None:
+async def test_the_largest_file_comes_through(stack: Stack, way: TransportName) -> None:
     """In a body of base64, over the wire, to Hermes's disk."""
     if why := why_not(Feature.FILES_IN, way):
         pytest.skip(why)

@@ -1,0 +1,42 @@
+"""Deletes old tasks in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+
+from molecule_hermes.errors import StorageFailure
+from molecule_hermes.storage.base import DurableStore
+
+__all__ = ["pruned"]
+
+logger = logging.getLogger(__name__)
+
+_PRUNE_EVERY = 600.0
+_PRUNE_PAUSE = 0.1
+"""Between two batches, so that turns come first."""
+
+
+@contextlib.asynccontextmanager
+async def pruned(store: DurableStore, days: float, keep: int) -> AsyncIterator[None]:
+    pruner = asyncio.create_task(_prune(store, days, keep), name="pruner")
+    try:
+        yield
+    finally:
+        pruner.cancel()
+        await asyncio.gather(pruner, return_exceptions=True)
+
+
+async def _prune(store: DurableStore, days: float, keep: int) -> None:
+    while True:
+        pruned = 0
+        try:
+            pruned = await store.prune(time.time() - days * 86_400, keep)
+        except StorageFailure as failure:
+            logger.warning("old tasks could not be deleted now: %s", failure)
+        except Exception:
+            logger.exception("old tasks could not be deleted")
+        await asyncio.sleep(_PRUNE_PAUSE if pruned else _PRUNE_EVERY)
