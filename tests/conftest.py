@@ -14,8 +14,8 @@ from molecule_hermes.config import Settings
 from molecule_hermes.server.bridge import Bridge
 from molecule_hermes.transports.base import Transport
 from molecule_hermes.transports.chat.transport import ChatTransport
-from tests.fakes import KEY, FakeHermes, fake_hermes
-from tests.postgres import Postgres, postgres
+from tests.support.fakes import KEY, FakeHermes, fake_hermes
+from tests.support.postgres import Postgres, postgres
 
 # Machines are noisy: how long an example takes says nothing.
 hypothesis_settings.register_profile(

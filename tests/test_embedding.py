@@ -18,9 +18,9 @@ from molecule_hermes.embedding import EmbeddedExecutor, create_executor
 from molecule_hermes.errors import ConfigError, StartError, Unreachable
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.plugin_setup import enable
-from tests.fakes import KEY, FakeHermes, answer, free_port, streaming
-from tests.peers import Turn, ask, peer
-from tests.platforms import AdapterConfig, served
+from tests.support.fakes import KEY, FakeHermes, answer, free_port, streaming
+from tests.support.peers import Turn, ask, peer
+from tests.support.platforms import AdapterConfig, served
 
 EXAMPLE = Path(__file__).parent.parent / "docs" / "embedding.md"
 

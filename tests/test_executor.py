@@ -31,9 +31,9 @@ from molecule_hermes.turns.model import (
 )
 from molecule_hermes.turns.scheduler import Conversations
 from tests.conftest import StartBridge
-from tests.fakes import Answered, ScriptedTransport
-from tests.inprocess import run_executor
-from tests.peers import Turn, ask, peer, reply_text, state
+from tests.support.fakes import Answered, ScriptedTransport
+from tests.support.inprocess import run_executor
+from tests.support.peers import Turn, ask, peer, reply_text, state
 
 
 async def first_task_id(stream: AsyncIterator[object]) -> str:

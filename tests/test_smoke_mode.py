@@ -9,8 +9,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.stack import Stack, environment, up
-from tests.peers import ask, peer
+from tests.support.peers import ask, peer
+from tests.support.stack import Stack, environment, up
 
 
 @pytest.fixture

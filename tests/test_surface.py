@@ -48,7 +48,7 @@ def test_the_docs_have_every_provider() -> None:
 
 
 def test_the_docs_have_every_demo_directive() -> None:
-    source = (ROOT / "molecule_hermes" / "demo_model.py").read_text()
+    source = (ROOT / "molecule_hermes" / "hermes" / "demo_model.py").read_text()
     directives = set(re.findall(r"^    (demo:\w+)", source, re.M))
     text = (ROOT / "docs" / "demo-model.md").read_text()
     assert directives

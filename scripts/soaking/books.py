@@ -10,7 +10,7 @@ from typing import Any
 
 from a2a.types import Task
 
-from tests.peers import reply_text, state
+from tests.support.peers import reply_text, state
 
 ENDS = ("COMPLETED", "FAILED", "CANCELED", "REJECTED")
 SWEPT = "the agent was restarted during the turn"

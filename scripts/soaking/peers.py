@@ -25,7 +25,7 @@ from a2a.types import (
 from a2a.utils.errors import A2AError
 
 from molecule_hermes.client.connection import message
-from tests.peers import Turn, peer
+from tests.support.peers import Turn, peer
 
 from .books import ENDS, Books, Record
 from .world import World

@@ -20,7 +20,7 @@ import psutil
 
 from molecule_hermes.hermes.demo_model import demo_model
 from molecule_hermes.hermes.providers import demo_choice
-from tests.e2e.stack import Stack, environment, up
+from tests.support.stack import Stack, environment, up
 
 Say = Callable[[str], None]
 

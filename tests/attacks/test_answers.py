@@ -14,8 +14,8 @@ from molecule_hermes.protocol.validation import MAX_ANSWERS
 from molecule_hermes.turns.model import Completed, Question, Turn, TurnEvent
 from tests.attacks.test_open_questions import BOB, MALLORY, QUESTION, TOKENS
 from tests.conftest import StartBridge
-from tests.fakes import Answered, ScriptedTransport
-from tests.peers import ask, peer, send
+from tests.support.fakes import Answered, ScriptedTransport
+from tests.support.peers import ask, peer, send
 
 
 class AskingFirst(ScriptedTransport):

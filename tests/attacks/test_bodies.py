@@ -24,10 +24,10 @@ from molecule_hermes.server.json_scan import (
     JsonSyntaxError,
 )
 from molecule_hermes.turns.model import Completed
-from tests.attacks.loop import stall
 from tests.conftest import StartBridge
-from tests.fakes import ScriptedTransport
-from tests.peers import peer
+from tests.support.fakes import ScriptedTransport
+from tests.support.loop import stall
+from tests.support.peers import peer
 
 JSON = {"Content-Type": "application/json"}
 V10 = JSON | {"A2A-Version": "1.0"}

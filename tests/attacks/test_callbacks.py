@@ -20,10 +20,10 @@ from molecule_hermes.wire import (
     Approval,
     Callback,
 )
-from tests.e2e.stack import Stack, environment, up
-from tests.fakes import free_port
-from tests.peers import ask, peer
-from tests.plugin.hermes import CallbackServer, callback_server, running_hermes
+from tests.support.fakes import free_port
+from tests.support.gateway import CallbackServer, callback_server, running_hermes
+from tests.support.peers import ask, peer
+from tests.support.stack import Stack, environment, up
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

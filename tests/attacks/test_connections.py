@@ -17,7 +17,12 @@ import pytest
 
 from molecule_hermes.server.connections import TIME_LIMITS, ConnectionTable, Phase, network_of
 from molecule_hermes.turns.model import Completed, TextDelta
-from tests.attacks.raw_http import (
+from tests.conftest import StartBridge
+from tests.server.test_bridge import CARD, rpc, text_message
+from tests.support.bridge_process import bridge_process
+from tests.support.fakes import ScriptedTransport
+from tests.support.peers import ask, peer
+from tests.support.raw_http import (
     AUTHORIZATION,
     HEAD,
     TOKEN,
@@ -29,12 +34,7 @@ from tests.attacks.raw_http import (
     post,
     status_of,
 )
-from tests.bridge_process import bridge_process
-from tests.conftest import StartBridge
-from tests.fakes import ScriptedTransport
-from tests.peers import ask, peer
-from tests.test_metrics import figures
-from tests.test_server import CARD, rpc, text_message
+from tests.telemetry.test_metrics import figures
 
 SLACK = 5.0
 HALF_A_HEAD = b"POST / HTTP/1.1\r\nHost: local"

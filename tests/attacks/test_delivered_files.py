@@ -13,9 +13,9 @@ import pytest
 import pytest_asyncio
 
 from molecule_hermes.client.connection import message
-from tests.attacks.recorded_model import RecordedModel, recorded_model
-from tests.e2e.stack import Stack, environment, up
-from tests.peers import Turn, ask, peer
+from tests.support.peers import Turn, ask, peer
+from tests.support.recorded_model import RecordedModel, recorded_model
+from tests.support.stack import Stack, environment, up
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

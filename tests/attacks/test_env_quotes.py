@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tests.e2e.stack import environment, up
-from tests.peers import ask, peer
+from tests.support.peers import ask, peer
+from tests.support.stack import environment, up
 
 KEY = "it's a key's \"key\" # 0123456789"
 

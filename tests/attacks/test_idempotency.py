@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molecule_hermes.client.connection import message
+from molecule_hermes.turns import idempotency as module
 from molecule_hermes.turns.idempotency import Retries
 from molecule_hermes.turns.model import Completed
-from molecule_hermes.turns.model import idempotency as module
 from tests.conftest import StartBridge
-from tests.fakes import ScriptedTransport
-from tests.peers import peer, send
+from tests.support.fakes import ScriptedTransport
+from tests.support.peers import peer, send
 
 TOKENS = "alice:alice-token-0123456789,mallory:mallory-token-0123456789"
 ALICE, MALLORY = "alice-token-0123456789", "mallory-token-0123456789"

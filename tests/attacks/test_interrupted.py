@@ -10,8 +10,8 @@ from aiohttp import web
 from molecule_hermes.client.connection import message
 from molecule_hermes.turns.model import Completed, TextDelta
 from tests.conftest import StartBridge
-from tests.fakes import ScriptedTransport
-from tests.peers import ask, peer, send
+from tests.support.fakes import ScriptedTransport
+from tests.support.peers import ask, peer, send
 
 
 async def test_a_turn_that_ran_is_not_to_be_sent_again_unseen(bridge: StartBridge) -> None:

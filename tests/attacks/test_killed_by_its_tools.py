@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.e2e.stack import environment, up
-from tests.peers import ask, peer
+from tests.support.peers import ask, peer
+from tests.support.stack import environment, up
 
 MALLORY, BOB = "mallory-token-0123456789", "bob-token-0123456789"
 # The shell's nearest ancestor that is a gateway. The brackets keep it from matching itself.

@@ -18,9 +18,9 @@ from molecule_hermes.server.bridge import Bridge
 from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 from molecule_hermes.turns.model import Completed
 from tests.conftest import StartBridge
-from tests.fakes import ScriptedTransport
-from tests.peers import peer
-from tests.tasks import context, task
+from tests.support.fakes import ScriptedTransport
+from tests.support.peers import peer
+from tests.support.tasks import context, task
 
 NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1" + "0" * 400]
 V10 = {"Content-Type": "application/json", "A2A-Version": "1.0"}

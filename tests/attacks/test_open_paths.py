@@ -15,10 +15,10 @@ from starlette.routing import Route
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import ConfigError
 from molecule_hermes.turns.model import Completed
-from tests.attacks.raw_http import HEAD, TOKENS, connected, get, post, status_of
 from tests.conftest import StartBridge
-from tests.fakes import ScriptedTransport
-from tests.test_server import CARD, rpc, text_message
+from tests.server.test_bridge import CARD, rpc, text_message
+from tests.support.fakes import ScriptedTransport
+from tests.support.raw_http import HEAD, TOKENS, connected, get, post, status_of
 
 BODY = json.dumps(rpc("SendMessage", text_message())).encode()
 OPEN = [CARD, "/livez", "/readyz", "/startupz", "/healthz"]

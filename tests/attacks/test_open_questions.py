@@ -8,9 +8,9 @@ from pathlib import Path
 
 from molecule_hermes.turns.model import Completed, Question, Turn, TurnEvent
 from tests.conftest import StartBridge
-from tests.e2e.stack import environment, up
-from tests.fakes import Answered, ScriptedTransport
-from tests.peers import ask, peer
+from tests.support.fakes import Answered, ScriptedTransport
+from tests.support.peers import ask, peer
+from tests.support.stack import environment, up
 
 MALLORY, BOB = "mallory-token-0123456789", "bob-token-0123456789"
 TOKENS = f"mallory:{MALLORY},bob:{BOB}"

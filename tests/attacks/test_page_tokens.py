@@ -10,8 +10,8 @@ from a2a.utils.errors import InvalidParamsError
 
 from molecule_hermes.turns.model import Completed
 from tests.conftest import StartBridge
-from tests.fakes import ScriptedTransport
-from tests.peers import peer
+from tests.support.fakes import ScriptedTransport
+from tests.support.peers import peer
 
 
 @pytest.mark.parametrize("store", ["sqlite", "memory"])

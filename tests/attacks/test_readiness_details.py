@@ -18,9 +18,9 @@ from molecule_hermes.server.middleware import is_local
 from molecule_hermes.text import without_addresses
 from molecule_hermes.transports.chat.transport import ChatTransport
 from molecule_hermes.transports.plugin.transport import PluginTransport
-from tests.attacks.raw_http import TOKEN, TOKENS
-from tests.fakes import KEY, ScriptedTransport, free_port
-from tests.test_server import CARD
+from tests.server.test_bridge import CARD
+from tests.support.fakes import KEY, ScriptedTransport, free_port
+from tests.support.raw_http import TOKEN, TOKENS
 
 PROBES = ("/readyz", "/healthz", "/startupz")
 INTERNAL = ("10.1.2.3", "8645", "hermes.internal", "/var/lib", "gateway.log", "tasks.db")

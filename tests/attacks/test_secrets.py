@@ -17,8 +17,8 @@ import pytest_asyncio
 from molecule_hermes.hermes.demo_model import demo_model
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.plugin.settings import API_KEY, SECRET
-from tests.e2e.stack import Stack, environment, up
-from tests.peers import ask, peer
+from tests.support.peers import ask, peer
+from tests.support.stack import Stack, environment, up
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

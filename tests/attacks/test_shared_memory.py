@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.recorded_model import RecordedModel, recorded_model
-from tests.e2e.stack import Stack, environment, up
-from tests.peers import ask, peer
+from tests.support.peers import ask, peer
+from tests.support.recorded_model import RecordedModel, recorded_model
+from tests.support.stack import Stack, environment, up
 
 SHARED = {"session_search", "memory", "cronjob"}
 ALICE, BOB = "alice-token-0123456789", "bob-token-0123456789"

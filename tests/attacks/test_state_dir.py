@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from molecule_hermes.storage.state_dir import make_private
-from tests.e2e.stack import environment, up
+from tests.support.stack import environment, up
 
 
 @pytest.fixture(autouse=True)

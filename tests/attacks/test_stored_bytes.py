@@ -28,9 +28,9 @@ from molecule_hermes.storage.quota import StoredBytes
 from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 from molecule_hermes.turns.model import Completed
 from tests.conftest import StartBridge
-from tests.fakes import ScriptedTransport
-from tests.peers import ask, peer, send
-from tests.tasks import context, task
+from tests.support.fakes import ScriptedTransport
+from tests.support.peers import ask, peer, send
+from tests.support.tasks import context, task
 
 TOKENS = "alice:alice-token-0123456789,bob:bob-token-0123456789"
 ALICE, BOB = "alice-token-0123456789", "bob-token-0123456789"

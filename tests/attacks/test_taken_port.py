@@ -7,7 +7,7 @@ from pathlib import Path
 
 from molecule_hermes.errors import Unreachable
 from molecule_hermes.hermes.process import Gateway
-from tests.test_gateway import DIES, gateway
+from tests.hermes.test_process import DIES, gateway
 
 # The first life serves until it is killed. The others find the port taken.
 STAYS_DEAF = "import time; time.sleep(60)"

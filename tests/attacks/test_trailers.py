@@ -10,12 +10,12 @@ import psutil
 import pytest
 
 from molecule_hermes.turns.model import Completed
-from tests.attacks.raw_http import AUTHORIZATION, HEAD, TOKENS, connected, get, post, status_of
-from tests.bridge_process import bridge_process
 from tests.conftest import StartBridge
-from tests.fakes import ScriptedTransport
-from tests.test_metrics import figures
-from tests.test_server import rpc, text_message
+from tests.server.test_bridge import rpc, text_message
+from tests.support.bridge_process import bridge_process
+from tests.support.fakes import ScriptedTransport
+from tests.support.raw_http import AUTHORIZATION, HEAD, TOKENS, connected, get, post, status_of
+from tests.telemetry.test_metrics import figures
 
 BODY = json.dumps(rpc("SendMessage", text_message())).encode()
 CHUNKED = b"POST / HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n%s\r\n"

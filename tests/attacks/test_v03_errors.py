@@ -10,7 +10,7 @@ import pytest
 
 from molecule_hermes.turns.model import Completed
 from tests.conftest import StartBridge
-from tests.fakes import ScriptedTransport
+from tests.support.fakes import ScriptedTransport
 
 JSON = {"Content-Type": "application/json"}
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.stack import environment, up
-from tests.fakes import free_port
-from tests.peers import ask, peer
-from tests.platforms import AdapterConfig, platform
+from tests.support.fakes import free_port
+from tests.support.peers import ask, peer
+from tests.support.platforms import AdapterConfig, platform
+from tests.support.stack import environment, up
 
 
 async def test_a_platform_talks_to_the_real_hermes(

@@ -15,10 +15,10 @@ from aiohttp import web
 from molecule_hermes.client.connection import message
 from molecule_hermes.plugin.files import left_over
 from molecule_hermes.turns.features import Feature, TransportName, why_not
-from tests.e2e.stack import Stack, environment, up
-from tests.peers import Turn, peer, reply_text, send
-from tests.test_attachments import giving, serving
-from tests.test_media_types import JPEG, PDF, PNG
+from tests.protocol.test_incoming import giving, serving
+from tests.protocol.test_media_types import JPEG, PDF, PNG
+from tests.support.peers import Turn, peer, reply_text, send
+from tests.support.stack import Stack, environment, up
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

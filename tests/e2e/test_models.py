@@ -17,8 +17,8 @@ from molecule_hermes.config import Settings
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.process import configure
 from molecule_hermes.hermes.providers import choose_model
-from tests.e2e.stack import environment, up
-from tests.peers import ask, peer
+from tests.support.peers import ask, peer
+from tests.support.stack import environment, up
 
 
 class Recorder:

@@ -19,8 +19,8 @@ from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.plugin_setup import enable
 from molecule_hermes.hermes.process import configure
 from molecule_hermes.hermes.providers import demo_choice
-from tests.e2e.stack import environment, up
-from tests.peers import ask, peer
+from tests.support.peers import ask, peer
+from tests.support.stack import environment, up
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -20,8 +20,8 @@ from a2a.types import GetTaskRequest, ListTasksRequest
 from a2a.utils.errors import TaskNotFoundError
 
 from molecule_hermes.client.connection import message
-from tests.e2e.stack import Stack, environment, secrets_in, up
-from tests.peers import Turn, ask, peer, reply_text
+from tests.support.peers import Turn, ask, peer, reply_text
+from tests.support.stack import Stack, environment, secrets_in, up
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.plugin.hermes import CallbackServer, Hermes, callback_server, running_hermes
+from tests.support.gateway import CallbackServer, Hermes, callback_server, running_hermes
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -26,14 +26,14 @@ from molecule_hermes.wire import (
     Notice,
     Tool,
 )
-from tests.plugin.hermes import (
+from tests.protocol.test_media_types import BMP, PNG
+from tests.support.gateway import (
     SECRET,
     CallbackServer,
     Hermes,
     callback_server,
     free_port,
 )
-from tests.test_media_types import BMP, PNG
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -46,9 +46,9 @@ from molecule_hermes.protocol.webhooks import PushConfigs, PushSender
 from molecule_hermes.storage.memory import MemoryTaskStore
 from molecule_hermes.turns.idempotency import Retries
 from molecule_hermes.turns.model import Completed, Question, TextDelta
-from tests.fakes import Answered, ScriptedTransport
-from tests.peers import state
-from tests.tasks import context
+from tests.support.fakes import Answered, ScriptedTransport
+from tests.support.peers import state
+from tests.support.tasks import context
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -25,8 +25,8 @@ from molecule_hermes.errors import StorageFailure
 from molecule_hermes.protocol import task_registry as module
 from molecule_hermes.protocol.task_log import Subscription, TaskEvent, TaskLog
 from molecule_hermes.protocol.task_registry import TaskRegistry
-from tests.peers import reply_text, state
-from tests.tasks import Named, context, task
+from tests.support.peers import reply_text, state
+from tests.support.tasks import Named, context, task
 
 pytestmark = pytest.mark.timeout(60)
 

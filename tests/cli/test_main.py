@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from molecule_hermes.cli.main import _Redacted, main
+from molecule_hermes.turns.model import Completed
+from tests.conftest import StartBridge
+from tests.support.fakes import ScriptedTransport, free_port
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "molecule_hermes", *arguments],
+        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", ["up", "serve", "send", "card", "doctor"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert command in capsys.readouterr().out
+
+
+def test_an_interrupt_while_the_command_is_loaded_leaves_no_trace(tmp_path: Path) -> None:
+    (tmp_path / "uvloop.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    command = [sys.executable, "-m", "molecule_hermes", "card"]
+    ended = subprocess.run(
+        command,
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        timeout=60,
+        check=False,
+        # Where the tests run in the background, children are born deaf to Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (ended.returncode, ended.stdout + ended.stderr) == (130, b"")
+
+
+def test_a_wrong_command_exits_2() -> None:
+    assert run("dance").returncode == 2
+    assert run().returncode == 2
+
+
+def test_a_bad_setting_is_one_line_and_exits_2() -> None:
+    ended = run("up", MOLECULE_HERMES_PORT="http")
+    assert ended.returncode == 2
+    assert ended.stderr.count("\n") == 1
+    assert "MOLECULE_HERMES_PORT='http'" in ended.stderr
+
+
+def test_a_wide_host_without_tokens_does_not_start() -> None:
+    for command in ("up", "serve"):
+        ended = run(command, MOLECULE_HERMES_HOST="0.0.0.0")
+        assert ended.returncode == 2
+        assert "PEER_TOKENS" in ended.stderr
+        assert "ALLOW_ANONYMOUS" in ended.stderr
+
+
+@pytest.mark.parametrize("command", [["send", "hi"], ["card"]])
+def test_nobody_there_is_one_line_and_exits_1(command: list[str]) -> None:
+    ended = run(*command, "--url", f"http://127.0.0.1:{free_port()}")
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1
+    assert "molecule-hermes up" in ended.stderr
+
+
+def test_the_doctor_names_each_failure_and_its_remedy(tmp_path: Path) -> None:
+    ended = run(
+        "doctor",
+        MOLECULE_HERMES_STATE_DIR=str(tmp_path),
+        MOLECULE_HERMES_PORT=str(free_port()),
+        HERMES_API_BASE=f"http://127.0.0.1:{free_port()}/v1",
+    )
+    assert ended.returncode == 1
+    for what in ("hermes", "key", "bridge", "card", "turn"):
+        assert f"FAIL  {what}" in ended.stdout
+    assert ended.stdout.count("→") == ended.stdout.count("FAIL")
+    assert "ok    python" in ended.stdout
+    assert "Traceback" not in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("command", [["send", "hi"], ["card"], ["doctor"]])
+@pytest.mark.parametrize("wrong", ["--url=http://127.0.0.1:http", "--url=here", "--token=ü"])
+def test_a_wrong_argument_is_one_line_and_exits_2(command: list[str], wrong: str) -> None:
+    ended = run(*command, wrong)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+
+
+def test_a_file_that_cannot_be_read_is_one_line_and_exits_1(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").mkdir()
+    port = {"MOLECULE_HERMES_PORT": "0", "HERMES_API_BASE": f"http://127.0.0.1:{free_port()}/v1"}
+    ended = run("up", HERMES_HOME=str(tmp_path), **port)
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+    assert str(tmp_path / "config.yaml") in ended.stderr
+
+
+async def test_a_text_that_is_not_utf8_is_sent_as_far_as_it_can_be_read(
+    bridge: StartBridge,
+) -> None:
+    transport = ScriptedTransport(Completed("done"))
+    async with bridge(transport) as b:
+        ended = await asyncio.to_thread(run, "send", "caf\udce9", "--url", b.url)
+    assert ended.returncode == 0
+    assert transport.turns[0].text == "caf\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_peers_mistake_is_one_line_in_the_log() -> None:
+    error = ValueError("what the peer sent\n2026 ERROR forged: " + "x" * 10_000)
+    raised = (ValueError, error, None)
+    record = logging.LogRecord("a2a.server", logging.ERROR, "f", 1, "bad %s", ("params",), raised)
+    text = _Redacted(None).format(record)
+    assert text.startswith("bad params (what the peer sent 2026")
+    assert "\n" not in text
+    assert len(text) < 600

@@ -1,0 +1,87 @@
+"""What the bridge is deployed with: Dockerfile and compose file; the chart has its own tests."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from molecule_hermes.config import Settings
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = ROOT / "deploy" / "compose.yaml"
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+NAMES_OF_SECRETS = re.compile("TOKEN|KEY|SECRET|PASSWORD")
+AFTER_THE_DRAIN = 10 + 5 + 30
+"""Seconds at most: turns that do not stop, open connections, Hermes."""
+
+
+def test_the_compose_file_is_what_the_specification_takes() -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    ended = subprocess.run(
+        [*command, COMPOSE], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stdout
+
+
+def test_the_composed_agent_is_closed_and_keeps_its_state() -> None:
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    for service in services.values():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert "privileged" not in service
+        variables = service["environment"]
+        secrets = {name: v for name, v in variables.items() if NAMES_OF_SECRETS.search(name)}
+        assert all(value.startswith("${") for value in secrets.values())
+    agent = services["agent"]
+    assert agent["volumes"] == ["data:/data"]
+    assert agent["ports"] == ["127.0.0.1:8000:8000"]
+    drain = int(agent["environment"]["MOLECULE_HERMES_DRAIN_TIMEOUT"])
+    assert int(agent["stop_grace_period"].removesuffix("s")) > drain + AFTER_THE_DRAIN
+    assert services["peer"]["depends_on"]["agent"]["condition"] == "service_healthy"
+
+
+def test_the_example_of_secrets_has_none() -> None:
+    lines = (ROOT / "deploy" / ".env.example").read_text().splitlines()
+    assert all(line.startswith("#") or line.endswith("=") for line in lines)
+
+
+def test_the_image_stands_on_a_pinned_base() -> None:
+    base = re.search(r"^ARG BASE=(\S+)$", DOCKERFILE, re.M)
+    assert base
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", base[1])
+    assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.M)) == {"scratch", "${BASE}"}
+
+
+def test_the_image_agrees_with_the_settings() -> None:
+    settings = Settings.from_env({})
+    assert f"EXPOSE {settings.port}\n" in DOCKERFILE
+    variables = dict(re.findall(r"^(?:ENV|   ) (\w+)=(\S+)", DOCKERFILE, re.M))
+    inside = Settings.from_env(variables)
+    assert inside.host == "0.0.0.0"
+    assert str(inside.state_dir) == "/data"
+    assert inside.home.parent == inside.state_dir
+    for name in ("HOME", "TMPDIR"):
+        assert variables[name].startswith("/data/")
+    health = json.loads(re.search(r"CMD (\[.*\])$", DOCKERFILE, re.M)[1])  # type: ignore[index]
+    assert "/readyz" in health[-1]
+    assert "curl" not in DOCKERFILE
+
+
+def test_a_volume_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    environ = {
+        "HOME": "/dev/null/home",
+        "TMPDIR": str(tmp_path),
+        "MOLECULE_HERMES_STATE_DIR": "/data",
+        "PATH": "/usr/bin:/bin",
+    }
+    script = ROOT / "scripts" / "entrypoint.sh"
+    ended = subprocess.run(
+        [script], env=environ, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert ended.returncode == 1
+    assert "/data needs a volume that user" in ended.stderr

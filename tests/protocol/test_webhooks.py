@@ -1,0 +1,289 @@
+"""Push notifications to a real webhook: they come in order, and hold nobody up."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from a2a.client import Client
+from a2a.server.context import ServerCallContext
+from a2a.server.tasks import InMemoryPushNotificationConfigStore
+from a2a.types import (
+    AuthenticationInfo,
+    DeleteTaskPushNotificationConfigRequest,
+    GetTaskPushNotificationConfigRequest,
+    ListTaskPushNotificationConfigsRequest,
+    TaskPushNotificationConfig,
+    TaskStatusUpdateEvent,
+)
+from a2a.utils.errors import InvalidParamsError, TaskNotFoundError
+from aiohttp import web
+
+from molecule_hermes.client.connection import message
+from molecule_hermes.config import Settings
+from molecule_hermes.net.addresses import PublicOnly
+from molecule_hermes.protocol.webhooks import PushConfigs, PushSender
+from molecule_hermes.server.bridge import Bridge
+from molecule_hermes.turns.model import Completed, TextDelta
+from tests.conftest import StartBridge
+from tests.support.fakes import ScriptedTransport
+from tests.support.peers import ask, peer, send
+
+
+class Webhook:
+    def __init__(self) -> None:
+        self.taken: list[dict[str, Any]] = []
+        self.headers: list[Any] = []
+        self.refuse: list[int] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.asked = 0
+        self.url = ""
+
+    @property
+    def host(self) -> str:
+        return self.url.split("/")[2]
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        await self.gate.wait()
+        if self.refuse:
+            return web.Response(status=self.refuse.pop(0), headers={"Location": self.url})
+        self.headers.append(request.headers)
+        self.taken.append(await request.json())
+        return web.Response()
+
+    @property
+    def states(self) -> list[str]:
+        found = [e.get("statusUpdate", e.get("task", {})).get("status", {}) for e in self.taken]
+        return [s["state"].removeprefix("TASK_STATE_") for s in found if s]
+
+    async def until(self, met: Callable[[], Any]) -> None:
+        async with asyncio.timeout(15):
+            while not met():
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def webhook() -> AsyncIterator[Webhook]:
+    hook = Webhook()
+    app = web.Application()
+    app.router.add_post("/hook", hook.handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    hook.url = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
+    try:
+        yield hook
+    finally:
+        hook.gate.set()
+        await runner.cleanup()
+
+
+def pushed(text: str, url: str, context_id: str = "") -> Any:
+    request = message(text, context_id)
+    request.configuration.task_push_notification_config.CopyFrom(
+        TaskPushNotificationConfig(
+            url=url,
+            token="the-peers-token",
+            authentication=AuthenticationInfo(scheme="Bearer", credentials="the-credentials"),
+        )
+    )
+    return request
+
+
+async def test_a_webhook_gets_every_event_in_order_with_its_token(bridge: StartBridge) -> None:
+    transport = ScriptedTransport(TextDelta("a"), 0.1, TextDelta("b"), Completed("ab"))
+    async with (
+        webhook() as hook,
+        bridge(transport, PUSH_HOSTS=hook.host) as b,
+        peer(b.url) as client,
+    ):
+        turn = await send(client, pushed("go", hook.url))
+        await hook.until(lambda: hook.states[-1:] == ["COMPLETED"])
+    assert turn.states[-1] == "COMPLETED"
+    assert hook.states == ["SUBMITTED", "WORKING", "COMPLETED"]
+    updates = [e["artifactUpdate"] for e in hook.taken if "artifactUpdate" in e]
+    assert "".join(u["artifact"]["parts"][0]["text"] for u in updates) == "ab"
+    assert hook.headers[0]["X-A2A-Notification-Token"] == "the-peers-token"
+    assert hook.headers[0]["Authorization"] == "Bearer the-credentials"
+
+
+async def test_a_webhook_that_fails_is_tried_again(bridge: StartBridge) -> None:
+    async with (
+        webhook() as hook,
+        bridge(ScriptedTransport(Completed("done")), PUSH_HOSTS=hook.host) as b,
+        peer(b.url) as client,
+    ):
+        hook.refuse = [503, 500, 429]
+        await send(client, pushed("go", hook.url))
+        await hook.until(lambda: hook.states[-1:] == ["COMPLETED"])
+    assert hook.states == ["SUBMITTED", "WORKING", "COMPLETED"]
+
+
+@pytest.mark.parametrize("status", [404, 302])
+async def test_what_is_refused_for_good_is_not_sent_again(bridge: StartBridge, status: int) -> None:
+    async with (
+        webhook() as hook,
+        bridge(ScriptedTransport(Completed("done")), PUSH_HOSTS=hook.host) as b,
+        peer(b.url) as client,
+    ):
+        hook.refuse = [status]
+        await send(client, pushed("go", hook.url))
+        await hook.until(lambda: hook.states[-1:] == ["COMPLETED"])
+        assert hook.states == ["WORKING", "COMPLETED"]
+        assert b"molecule_hermes_failed_pushes 1.0" in b.metrics.text()
+
+
+async def test_a_webhook_that_hangs_holds_up_no_turn(bridge: StartBridge) -> None:
+    transport = ScriptedTransport(TextDelta("a"), Completed("a"))
+    async with (
+        webhook() as hook,
+        bridge(transport, PUSH_HOSTS=hook.host, DRAIN_TIMEOUT=1) as b,
+        peer(b.url) as client,
+    ):
+        hook.gate.clear()
+        turns = [await send(client, pushed(f"go {i}", hook.url)) for i in range(5)]
+        assert [turn.states[-1] for turn in turns] == ["COMPLETED"] * 5
+        assert hook.taken == []
+        hook.gate.set()
+        await hook.until(lambda: hook.states.count("COMPLETED") == 5)
+
+
+async def test_a_lane_that_falls_behind_loses_text_and_never_the_end(bridge: StartBridge) -> None:
+    texts = [TextDelta("x" * 3000) for _ in range(400)]
+    transport = ScriptedTransport(*texts, Completed("x" * 3000 * 400))
+    async with (
+        webhook() as hook,
+        bridge(transport, PUSH_HOSTS=hook.host) as b,
+        peer(b.url) as client,
+    ):
+        hook.gate.clear()
+        await send(client, pushed("go", hook.url))
+        hook.gate.set()
+        await hook.until(lambda: hook.states[-1:] == ["COMPLETED"])
+        assert hook.states == ["SUBMITTED", "WORKING", "COMPLETED"]
+        assert len(hook.taken) < 270
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://127.0.0.1:9/x", "http://localhost/x", "http://10.1.2.3/", "ftp://a.example/", "x"],
+)
+async def test_an_address_that_is_not_public_is_refused(bridge: StartBridge, url: str) -> None:
+    transport = ScriptedTransport(Completed("done"))
+    async with bridge(transport) as b, peer(b.url) as client:
+        with pytest.raises(InvalidParamsError):
+            await send(client, pushed("go", url))
+        turn = await ask(client, "go")
+        with pytest.raises(InvalidParamsError):
+            await client.create_task_push_notification_config(
+                TaskPushNotificationConfig(task_id=turn.task_id, url=url)
+            )
+    assert len(transport.turns) == 1
+
+
+async def _configs(client: Client, task_id: str) -> list[str]:
+    request = ListTaskPushNotificationConfigsRequest(task_id=task_id)
+    found = await client.list_task_push_notification_configs(request)
+    return sorted(config.id for config in found.configs)
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+async def test_configurations_are_created_read_listed_and_deleted(
+    bridge: StartBridge, store: str
+) -> None:
+    tokens = "alice:alice-token-012345,bob:bob-token-01234567"
+    settings = {"PUSH_HOSTS": "hooks.internal,127.0.0.1", "PEER_TOKENS": tokens, "STORE": store}
+    async with (
+        bridge(ScriptedTransport(Completed("done")), **settings) as b,
+        peer(b.url, token="alice-token-012345") as alice,
+        peer(b.url, token="bob-token-01234567") as bob,
+    ):
+        task_id = (await ask(alice, "go")).task_id
+        for name in "ab":
+            await alice.create_task_push_notification_config(
+                TaskPushNotificationConfig(task_id=task_id, id=name, url="http://127.0.0.1:9/x")
+            )
+        assert await _configs(alice, task_id) == ["a", "b"]
+        one = await alice.get_task_push_notification_config(
+            GetTaskPushNotificationConfigRequest(task_id=task_id, id="a")
+        )
+        assert one.url == "http://127.0.0.1:9/x"
+        with pytest.raises(TaskNotFoundError):
+            await _configs(bob, task_id)
+        await alice.delete_task_push_notification_config(
+            DeleteTaskPushNotificationConfigRequest(task_id=task_id, id="a")
+        )
+        assert await _configs(alice, task_id) == ["b"]
+        for number in range(7):
+            await alice.create_task_push_notification_config(
+                TaskPushNotificationConfig(
+                    task_id=task_id, id=str(number), url="http://127.0.0.1:9/x"
+                )
+            )
+        with pytest.raises(InvalidParamsError, match="at most 8"):
+            await alice.create_task_push_notification_config(
+                TaskPushNotificationConfig(task_id=task_id, id="9th", url="http://127.0.0.1:9/x")
+            )
+
+
+async def test_a_task_that_a_crash_cut_off_is_told_to_its_webhook(
+    settings: Callable[..., Settings],
+) -> None:
+    async with webhook() as hook:
+        environ = settings(PUSH_HOSTS=hook.host, DRAIN_TIMEOUT=0, STORE="sqlite")
+        bridge = Bridge(environ, ScriptedTransport(30.0, Completed("never")))
+        async with bridge, peer(bridge.url) as client:
+            stream = client.send_message(pushed("go", hook.url))
+            task_id = (await anext(stream)).task.id
+            await hook.until(lambda: "WORKING" in hook.states)
+            # What a crash leaves: the turn is gone and nothing of its end is written.
+            bridge._executor._runs.clear()
+            copy = environ.state_dir / "tasks.db"
+            left = {p.name: p.read_bytes() for p in copy.parent.glob("tasks.db*")}
+            await stream.aclose()
+        for name, data in left.items():
+            (copy.parent / name).write_bytes(data)
+        hook.taken.clear()
+        async with Bridge(environ, ScriptedTransport()):
+            await hook.until(lambda: hook.states)
+    assert hook.states == ["FAILED"]
+    assert hook.taken[0]["statusUpdate"]["taskId"] == task_id
+    assert hook.taken[0]["statusUpdate"]["status"]["message"]["parts"][1]["data"]["kind"] == (
+        "interrupted"
+    )
+
+
+@pytest.mark.parametrize("token", ["a\r\nX-Other: b", "a\x00"])
+async def test_a_token_that_is_no_header_is_refused(bridge: StartBridge, token: str) -> None:
+    transport = ScriptedTransport(Completed("done"))
+    async with (
+        webhook() as hook,
+        bridge(transport, PUSH_HOSTS=hook.host) as b,
+        peer(b.url) as client,
+    ):
+        request = pushed("go", hook.url)
+        request.configuration.task_push_notification_config.token = token
+        with pytest.raises(InvalidParamsError, match="control characters"):
+            await send(client, request)
+    assert transport.turns == []
+
+
+async def test_webhooks_that_hang_hold_up_no_other() -> None:
+    configs = PushConfigs(InMemoryPushNotificationConfigStore())
+    async with webhook() as hung, webhook() as hook:
+        hung.gate.clear()
+        addresses = PublicOnly({hung.host, hook.host})
+        async with PushSender(configs, addresses, timeout=60, flush_for=0.1) as push:
+            for url in [hung.url] * 300 + [hook.url]:
+                event = TaskStatusUpdateEvent(task_id=uuid.uuid4().hex)
+                config = TaskPushNotificationConfig(url=url)
+                await configs.set_info(event.task_id, config, ServerCallContext())
+                await push.send_notification(event.task_id, event)
+            await hook.until(lambda: hook.taken)
+        hung.gate.set()

@@ -1,0 +1,164 @@
+"""Opening a store by its setting, and what is done with what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from a2a.helpers import get_data_parts, get_text_parts
+from a2a.types import ListTasksRequest, Task
+
+from molecule_hermes.config import Settings
+from molecule_hermes.errors import ConfigError, Interrupted, StartError, StorageFailure
+from molecule_hermes.protocol.recovery import InterruptedTasks
+from molecule_hermes.storage import retention as module
+from molecule_hermes.storage.base import EndTask
+from molecule_hermes.storage.opening import open_store
+from molecule_hermes.storage.sqlite.store import SqliteTaskStore
+from tests.support.peers import reply_text, state
+from tests.support.tasks import context, task
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def failure_of(failed: Task | None) -> dict[str, Any]:
+    assert failed is not None
+    assert state(failed) == "FAILED"
+    return dict(get_data_parts(failed.status.message.parts)[0])
+
+
+async def test_memory_keeps_nothing_and_needs_no_folder(
+    settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    async with open_store(settings(STORE="memory"), InterruptedTasks().end) as store:
+        await store.tasks.save(task("t"), context())
+        await store.check()
+    assert not list(tmp_path.iterdir())
+
+
+async def test_sqlite_is_the_default(settings: Callable[..., Settings], tmp_path: Path) -> None:
+    async with open_store(settings(), InterruptedTasks().end) as store:
+        await store.tasks.save(task("t"), context())
+    async with open_store(settings(), InterruptedTasks().end) as store:
+        assert await store.tasks.get("t", context()) == task("t")
+    assert (tmp_path / "tasks.db").exists()
+
+
+async def test_what_a_crash_left_is_interrupted_when_the_store_opens(
+    settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    left = task("t", "WORKING", text="so far")
+    left.status.message.parts.add(text="a tool runs")
+    async with SqliteTaskStore(tmp_path / "tasks.db") as disk:
+        await disk.save(left, context())
+    async with open_store(settings(), InterruptedTasks().end) as store:
+        found = await store.tasks.get("t", context())
+        assert failure_of(found) == {
+            "kind": "interrupted",
+            "message": "the agent was restarted during the turn",
+            "hint": Interrupted.default_hint,
+            "retryable": False,
+        }
+        assert found is not None
+        assert get_text_parts(found.status.message.parts)[0].startswith("the agent was restarted")
+        assert get_text_parts(found.history[-1].parts) == ["a tool runs"]
+        assert reply_text(found) == "so far"
+        assert found.status.HasField("timestamp")
+
+
+async def test_a_bridge_that_cannot_end_what_a_crash_left_does_not_start(
+    settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    async with SqliteTaskStore(tmp_path / "tasks.db") as disk:
+        await disk.save(task("t", "WORKING"), context())
+        await disk.database.write("UPDATE tasks SET task = ?", (b"\xff",))
+    with pytest.raises(StartError, match="holds a task that cannot be read"):
+        async with open_store(settings(), InterruptedTasks().end):
+            pass
+
+
+async def test_a_disk_that_fails_at_the_sweep_is_told_at_the_start(
+    settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def sweep(self: SqliteTaskStore, end: EndTask) -> int:
+        raise StorageFailure("the disk is full")
+
+    monkeypatch.setattr(SqliteTaskStore, "sweep", sweep)
+    with pytest.raises(StartError, match="the tasks of the last bridge: the disk is full"):
+        async with open_store(settings(), InterruptedTasks().end):
+            pass
+
+
+async def test_old_tasks_are_pruned_in_the_background(
+    settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PRUNE_EVERY", 0.02)
+    async with open_store(settings(KEEP_DAYS=30, KEEP_TASKS=2), InterruptedTasks().end) as store:
+        for i in range(5):
+            await store.tasks.save(task(f"t{i}", at=i), context())
+        async with asyncio.timeout(10):
+            while (page := await store.tasks.list(ListTasksRequest(), context())).total_size > 2:
+                await asyncio.sleep(0.01)
+    assert [t.id for t in page.tasks] == ["t4", "t3"]
+
+
+async def test_nothing_young_is_pruned_by_default(
+    settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[float, int]] = []
+
+    async def prune(self: SqliteTaskStore, before: float, keep: int) -> int:
+        asked.append((before, keep))
+        return 0
+
+    monkeypatch.setattr(SqliteTaskStore, "prune", prune)
+    monkeypatch.setattr(module.time, "time", lambda: 100 * 86_400.0)
+    async with open_store(settings(), InterruptedTasks().end):
+        await until(lambda: asked)
+    assert asked == [(70 * 86_400.0, 0)]
+
+
+@pytest.mark.parametrize(
+    "value", ["sqlit", "sqlite:///x", "mysql://u:hunter2@h/db", "postgresql://", "://", "/tmp/x"]
+)
+def test_a_bad_store_is_told_by_name_and_without_a_secret(
+    settings: Callable[..., Settings], value: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings(STORE=value)
+    assert re.match(r"MOLECULE_HERMES_STORE=.* is wrong: it takes sqlite", str(caught.value))
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_a_database_url_that_makes_no_sense_is_told_without_its_secret(
+    settings: Callable[..., Settings],
+) -> None:
+    with pytest.raises(StartError, match="MOLECULE_HERMES_STORE") as caught:
+        async with open_store(
+            settings(STORE="postgresql://u:p@host:hunter2/db"), InterruptedTasks().end
+        ):
+            pass
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_a_database_without_its_driver_says_what_to_install(
+    settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "molecule_hermes.storage.postgresql.store", None)
+    with pytest.raises(StartError, match=r"pip install '\.\[postgresql\]'"):
+        async with open_store(settings(STORE="postgres://u:p@host/db"), InterruptedTasks().end):
+            pass
+
+
+def test_the_settings_show_no_password(settings: Callable[..., Settings]) -> None:
+    made = settings(STORE="postgresql://u:hunter2@host/db")
+    assert "hunter2" not in repr(made)
+    assert made.store.get_secret_value() == "postgresql+asyncpg://u:hunter2@host/db"

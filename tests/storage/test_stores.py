@@ -1,0 +1,330 @@
+"""What every store does alike: the SDK's in-memory store is the measure."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from a2a.server.tasks import (
+    InMemoryPushNotificationConfigStore,
+    InMemoryTaskStore,
+    PushNotificationConfigStore,
+    TaskStore,
+)
+from a2a.types import ListTasksRequest, TaskPushNotificationConfig, TaskState
+from a2a.utils.errors import InvalidParamsError
+from a2a.utils.task import encode_page_token
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from molecule_hermes.storage.base import DurableStore
+from molecule_hermes.storage.memory import MemoryTaskStore
+from molecule_hermes.storage.postgresql.store import PostgresTaskStore
+from molecule_hermes.storage.sqlite.store import SqliteTaskStore
+from tests.support.postgres import Postgres
+from tests.support.tasks import context, task
+
+KINDS = ["memory", "sqlite", "postgresql"]
+Stores = tuple[TaskStore, PushNotificationConfigStore]
+
+
+@asynccontextmanager
+async def opened(kind: str, where: Any) -> AsyncIterator[Stores]:
+    if kind == "memory":
+        yield MemoryTaskStore(), InMemoryPushNotificationConfigStore()
+        return
+    durable: DurableStore
+    durable = SqliteTaskStore(where) if kind == "sqlite" else PostgresTaskStore(where)
+    async with durable:
+        yield durable, durable.push_configs
+
+
+def place(kind: str, folder: Path, request: pytest.FixtureRequest) -> Any:
+    if kind != "postgresql":
+        return folder / "tasks.db"
+    server: Postgres = request.getfixturevalue("database")
+    return server.new_database().replace("postgresql:", "postgresql+asyncpg:")
+
+
+@pytest.fixture(params=KINDS)
+async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
+    async with opened(request.param, place(request.param, tmp_path, request)) as stores:
+        yield stores
+
+
+@pytest.fixture
+def store(stores: Stores) -> TaskStore:
+    return stores[0]
+
+
+@pytest.fixture
+def configs(stores: Stores) -> PushNotificationConfigStore:
+    return stores[1]
+
+
+async def ids(store: TaskStore, name: str = "alice", **params: Any) -> list[str]:
+    return [t.id for t in (await store.list(ListTasksRequest(**params), context(name))).tasks]
+
+
+async def test_what_was_saved_is_read(store: TaskStore) -> None:
+    saved = task("t", "WORKING", "ctx", at=1_700_000_000, text="Grüße 🙂")
+    saved.history.add(message_id="m").parts.add(raw=b"\x00\xff")
+    saved.metadata.update({"usage": {"total": 5}})
+    await store.save(saved, context())
+    assert await store.get("t", context()) == saved
+    assert await store.get("u", context()) is None
+
+
+async def test_the_last_save_counts(store: TaskStore) -> None:
+    for state in ("SUBMITTED", "WORKING", "COMPLETED"):
+        await store.save(task("t", state, text=state), context())
+    read = await store.get("t", context())
+    assert read is not None
+    assert read.artifacts[0].parts[0].text == "COMPLETED"
+    assert await ids(store) == ["t"]
+
+
+async def test_changing_what_was_read_or_ended_changes_nothing_stored(store: TaskStore) -> None:
+    saved = task("t", "COMPLETED", text="as it was")
+    await store.save(saved, context())
+    saved.artifacts[0].parts[0].text = "changed"
+    read = await store.get("t", context())
+    assert read is not None
+    read.context_id = "changed"
+    again = await store.get("t", context())
+    assert again == task("t", "COMPLETED", text="as it was")
+
+
+async def test_a_task_belongs_to_its_peer(store: TaskStore) -> None:
+    await store.save(task("t", text="alice's"), context("alice"))
+    assert await store.get("t", context("bob")) is None
+    assert await ids(store, "bob") == []
+    await store.save(task("t", text="bob's"), context("bob"))
+    await store.delete("t", context("bob"))
+    read = await store.get("t", context("alice"))
+    assert read is not None
+    assert read.artifacts[0].parts[0].text == "alice's"
+
+
+async def test_a_deleted_task_is_gone_and_deleting_none_is_no_error(store: TaskStore) -> None:
+    await store.save(task("t", "WORKING"), context())
+    await store.delete("t", context())
+    await store.delete("t", context())
+    assert await store.get("t", context()) is None
+    assert await ids(store) == []
+
+
+async def test_the_newest_come_first_and_those_without_a_time_last(store: TaskStore) -> None:
+    for name, at in (("b", 5), ("none", None), ("a", 5), ("new", 9), ("old", 1)):
+        await store.save(task(name, at=at), context())
+    assert await ids(store) == ["new", "b", "a", "old", "none"]
+
+
+async def test_a_listing_can_be_filtered(store: TaskStore) -> None:
+    await store.save(task("a", "WORKING", "one", at=1), context())
+    await store.save(task("b", "COMPLETED", "one", at=2), context())
+    await store.save(task("c", "COMPLETED", "two", at=3), context())
+    await store.save(task("d", "COMPLETED", "two"), context())
+    after = task("", at=2).status.timestamp
+    assert await ids(store, context_id="one") == ["b", "a"]
+    assert await ids(store, status=TaskState.TASK_STATE_COMPLETED) == ["c", "b", "d"]
+    assert await ids(store, status_timestamp_after=after) == ["c", "b"]
+    assert await ids(store, context_id="two", status=TaskState.TASK_STATE_WORKING) == []
+
+
+async def test_pages_follow_each_other_even_when_tasks_go(store: TaskStore) -> None:
+    for i in range(5):
+        await store.save(task(f"t{i}", at=i), context())
+    first = await store.list(ListTasksRequest(page_size=2), context())
+    assert [t.id for t in first.tasks] == ["t4", "t3"]
+    assert (first.total_size, first.page_size) == (5, 2)
+    await store.delete("t3", context())
+    rest = await store.list(
+        ListTasksRequest(page_size=3, page_token=first.next_page_token), context()
+    )
+    assert [t.id for t in rest.tasks] == ["t2", "t1", "t0"]
+    assert rest.next_page_token == ""
+
+
+async def test_a_page_token_of_an_older_sdk_names_the_first_task(store: TaskStore) -> None:
+    for i in range(4):
+        await store.save(task(f"t{i}", at=i), context())
+    await store.save(task("none"), context())
+    assert await ids(store, page_token=encode_page_token("t1")) == ["t1", "t0", "none"]
+    assert await ids(store, page_token=encode_page_token("none")) == ["none"]
+    with pytest.raises(InvalidParamsError):
+        await ids(store, page_token=encode_page_token("nobody"))
+    with pytest.raises(InvalidParamsError):
+        await ids(store, page_token="!")
+
+
+async def test_a_long_context_and_odd_characters_are_kept(store: TaskStore) -> None:
+    odd = "Ünï 🙂'\"\\;--" * 20
+    await store.save(task("t", context_id=odd[:256], text=odd), context())
+    read = await store.get("t", context())
+    assert read is not None
+    assert read.context_id == odd[:256]
+    assert await ids(store, context_id=odd[:256]) == ["t"]
+
+
+async def test_a_nul_character_spoils_nothing(store: TaskStore) -> None:
+    saved = task("t", "FAILED", text="a\x00b")
+    saved.status.message.parts.add(text="tool said \x00")
+    await store.save(saved, context())
+    assert await store.get("t", context()) is not None
+    assert await ids(store, status=TaskState.TASK_STATE_FAILED) == ["t"]
+
+
+async def test_many_saves_at_once_are_all_kept(store: TaskStore) -> None:
+    tasks = [task(f"t{i}", text="x" * i) for i in range(100)]
+    await asyncio.gather(*(store.save(t, context()) for t in tasks))
+    for saved in tasks:
+        assert await store.get(saved.id, context()) == saved
+
+
+def push(config_id: str = "", url: str = "https://example.org/hook") -> TaskPushNotificationConfig:
+    return TaskPushNotificationConfig(id=config_id, url=url, token="t")
+
+
+async def test_push_configurations_are_set_replaced_and_deleted(
+    configs: PushNotificationConfigStore,
+) -> None:
+    unnamed = await configs.set_info("task", push(), context())
+    assert unnamed is not None
+    assert (unnamed.id, unnamed.task_id) == ("task", "task")
+    await configs.set_info("task", push("b", "https://one.example"), context())
+    await configs.set_info("task", push("b", "https://two.example"), context())
+    await configs.set_info("other", push("c"), context())
+    found = await configs.get_info("task", context())
+    assert {(c.id, c.url) for c in found} == {
+        ("task", "https://example.org/hook"),
+        ("b", "https://two.example"),
+    }
+    await configs.delete_info("task", context(), "b")
+    assert [c.id for c in await configs.get_info("task", context())] == ["task"]
+    await configs.delete_info("task", context())
+    await configs.delete_info("task", context())
+    assert await configs.get_info("task", context()) == []
+    assert len(await configs.get_info("other", context())) == 1
+
+
+async def test_push_configurations_belong_to_their_peer_and_all_are_sent_to(
+    configs: PushNotificationConfigStore,
+) -> None:
+    await configs.set_info("task", push("a"), context("alice"))
+    await configs.set_info("task", push("b"), context("bob"))
+    await configs.delete_info("task", context("bob"), "a")
+    assert [c.id for c in await configs.get_info("task", context("alice"))] == ["a"]
+    assert sorted(c.id for c in await configs.get_info_for_dispatch("task")) == ["a", "b"]
+
+
+# Whatever is done to it, a store answers as the SDK's in-memory store does.
+
+NAMES = st.sampled_from(["alice", "bob"])
+IDS = st.sampled_from(["a", "b", "c", "d", "e"])
+CONTEXTS = st.sampled_from(["one", "two"])
+STATES = st.sampled_from(["SUBMITTED", "WORKING", "INPUT_REQUIRED", "COMPLETED", "FAILED"])
+TIMES = st.none() | st.integers(0, 3)
+TEXTS = st.sampled_from(["", "some", "more"])
+SAVE = st.tuples(st.just("save"), NAMES, IDS, STATES, CONTEXTS, TIMES, TEXTS)
+DELETE = st.tuples(st.just("delete"), NAMES, IDS)
+LISTING = st.fixed_dictionaries(
+    {"page_size": st.integers(1, 3)},
+    optional={
+        "context_id": CONTEXTS,
+        "status": STATES.map(lambda s: TaskState.Value(f"TASK_STATE_{s}")),
+        "status_timestamp_after": st.integers(0, 3).map(lambda n: task("", at=n).status.timestamp),
+    },
+)
+LIST = st.tuples(st.just("list"), NAMES, LISTING)
+STEPS = st.lists(SAVE | SAVE | DELETE | LIST, max_size=25)
+
+
+async def same(store: TaskStore, model: TaskStore, steps: list[Any]) -> None:
+    for step, name, *more in steps:
+        peer = context(name)
+        if step == "save":
+            task_id, state, context_id, at, text = more
+            for each in (store, model):
+                await each.save(task(task_id, state, context_id, at=at, text=text), peer)
+        elif step == "delete":
+            for each in (store, model):
+                await each.delete(more[0], peer)
+        else:
+            params = ListTasksRequest(**more[0])
+            while True:
+                page = await store.list(params, peer)
+                assert page == await model.list(params, peer)
+                if not page.next_page_token:
+                    break
+                params.page_token = page.next_page_token
+    for name in ("alice", "bob"):
+        for task_id in "abcde":
+            read = await store.get(task_id, context(name))
+            assert read == await model.get(task_id, context(name))
+
+
+@settings(deadline=None, max_examples=60)
+@given(steps=STEPS)
+def test_a_sqlite_store_answers_as_the_one_in_memory(steps: list[Any]) -> None:
+    async def compare() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            async with opened("sqlite", Path(folder) / "tasks.db") as (store, _):
+                await same(store, InMemoryTaskStore(), steps)
+
+    asyncio.run(compare())
+
+
+async def test_a_postgresql_store_answers_as_the_one_in_memory(database: Postgres) -> None:
+    url = database.new_database().replace("postgresql:", "postgresql+asyncpg:")
+    loop = asyncio.get_running_loop()
+    async with opened("postgresql", url) as (store, _):
+        await asyncio.to_thread(examples, lambda steps: afresh(store, steps, loop))
+
+
+def examples(check: Any) -> None:
+    settings(deadline=None, max_examples=25)(given(steps=STEPS)(check))()
+
+
+def afresh(store: TaskStore, steps: list[Any], loop: asyncio.AbstractEventLoop) -> None:
+    async def compare() -> None:
+        for name in ("alice", "bob"):
+            for task_id in "abcde":
+                await store.delete(task_id, context(name))
+        await same(store, InMemoryTaskStore(), steps)
+
+    asyncio.run_coroutine_threadsafe(compare(), loop).result(60)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    token=st.text(max_size=40)
+    | st.builds(
+        lambda ts, name: encode_page_token(f'{{"ts":{ts},"id":"{name}"}}'),
+        st.integers() | st.just("null"),
+        st.sampled_from(["a", "\\ud800", ""]),
+    )
+)
+def test_any_page_token_gives_a_page_or_the_protocols_error(token: str) -> None:
+    async def attempt() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            async with SqliteTaskStore(Path(folder) / "tasks.db") as store:
+                await store.save(task("a", at=1), context())
+                with suppress(InvalidParamsError):
+                    await store.list(ListTasksRequest(page_token=token), context())
+
+    asyncio.run(attempt())
+
+
+async def test_a_time_beyond_what_sqlite_counts_is_no_error(tmp_path: Path) -> None:
+    far = task("far", at=253_000_000_000)
+    async with SqliteTaskStore(tmp_path / "tasks.db") as store:
+        await store.save(far, context())
+        await store.save(task("near", at=1), context())
+        params = ListTasksRequest(page_size=1, status_timestamp_after=far.status.timestamp)
+        assert [t.id for t in (await store.list(params, context())).tasks] == ["far"]

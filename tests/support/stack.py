@@ -1,0 +1,145 @@
+"""Starts the real thing: `molecule-hermes up` with the real Hermes and the demo model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from tests.support.fakes import free_port
+
+READY = 90.0
+
+
+class Stack:
+    """A running `molecule-hermes up` and what it printed."""
+
+    def __init__(self, process: asyncio.subprocess.Process, url: str, log: Path) -> None:
+        self.process = process
+        self.url = url
+        self.log = log
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def hermes_pid(self) -> int:
+        children = psutil.Process(self.process.pid).children()
+        return next(c.pid for c in children if "hermes" in " ".join(c.cmdline()))
+
+    async def until_ready(self, ready: bool = True, timeout: float = READY) -> dict[str, object]:
+        """Waits for `/readyz` to say so; returns what it said."""
+        async with asyncio.timeout(timeout), httpx.AsyncClient(timeout=10) as http:
+            while True:
+                assert self.process.returncode is None, self.output
+                try:
+                    answer = await http.get(self.url + "/readyz")
+                    if (answer.status_code == 200) is ready:
+                        return dict(answer.json())
+                except httpx.TransportError:
+                    pass
+                await asyncio.sleep(0.05)
+
+    async def stop(self, number: int = signal.SIGTERM) -> int:
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        return await self.ended()
+
+    async def ended(self) -> int:
+        async with asyncio.timeout(60):
+            return await self.process.wait()
+
+
+def environment(state_dir: Path, **more: str) -> dict[str, str]:
+    """No key, no user's home, free ports: what a newcomer has."""
+    # Hermes's terminal tool starts in the user's home, which must exist.
+    (state_dir / "user").mkdir(parents=True, exist_ok=True)
+    kept = {k: os.environ[k] for k in ("PATH", "LANG", "TMPDIR") if k in os.environ}
+    return kept | {
+        "HOME": str(state_dir / "user"),
+        "MOLECULE_HERMES_STATE_DIR": str(state_dir),
+        "MOLECULE_HERMES_PORT": str(free_port()),
+        "HERMES_API_BASE": f"http://127.0.0.1:{free_port()}/v1",
+        "MOLECULE_A2A_PLATFORM_PORT": str(free_port()),
+        "MOLECULE_A2A_CALLBACK_PORT": str(free_port()),
+        **more,
+    }
+
+
+@asynccontextmanager
+async def up(
+    environ: dict[str, str],
+    *options: str,
+    ready: bool = True,
+    python: str = sys.executable,
+    command: str = "up",
+    through: Sequence[str] = (),
+) -> AsyncIterator[Stack]:
+    """`through` is a command that runs the bridge, such as one that takes its privileges away."""
+    state_dir = Path(environ["MOLECULE_HERMES_STATE_DIR"])
+    state_dir.mkdir(parents=True, exist_ok=True)
+    log = state_dir / f"{command}.log"
+    with log.open("wb") as out:
+        process = await asyncio.create_subprocess_exec(
+            *through,
+            python,
+            "-m",
+            "molecule_hermes",
+            command,
+            *options,
+            env=environ,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    stack = Stack(process, f"http://127.0.0.1:{environ['MOLECULE_HERMES_PORT']}", log)
+    try:
+        if ready:
+            await stack.until_ready()
+        yield stack
+    finally:
+        family = psutil.Process(process.pid).children(recursive=True) if stack_alive(stack) else []
+        try:
+            await stack.stop()
+        finally:
+            for member in family:
+                if member.is_running():
+                    member.kill()
+
+
+def stack_alive(stack: Stack) -> bool:
+    return stack.process.returncode is None
+
+
+async def until(met: Callable[[], Any], timeout: float = 10.0) -> Any:
+    async with asyncio.timeout(timeout):
+        while not (found := met()):
+            await asyncio.sleep(0.02)
+        return found
+
+
+def processes(mark: str) -> list[psutil.Process]:
+    """What runs the command with that mark in it, Hermes and this test aside."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if process.info["cmdline"]
+        and process.info["cmdline"][0] in ("sleep", "/bin/sleep", "/usr/bin/sleep")
+        and mark in process.info["cmdline"]
+    ]
+
+
+def secrets_in(environ: dict[str, str]) -> list[str]:
+    """The secrets that this stack was given; those that it makes are nowhere to be read."""
+    names = ("API_SERVER_KEY", "MOLECULE_A2A_PLATFORM_SHARED_SECRET")
+    tokens = environ.get("MOLECULE_HERMES_PEER_TOKENS", "")
+    given = [environ[name] for name in names if name in environ]
+    return given + [entry.split(":", 1)[1] for entry in tokens.split(",") if entry]

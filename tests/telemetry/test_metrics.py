@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import asyncio
+import re
+
+import httpx
+
+from molecule_hermes.errors import Busy
+from molecule_hermes.turns.model import Completed, Failed, TextDelta
+from tests.conftest import StartBridge
+from tests.support.fakes import ScriptedTransport
+from tests.support.peers import ask, peer
+
+
+async def figures(url: str, token: str = "") -> dict[str, float]:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with httpx.AsyncClient(headers=headers) as http:
+        answer = await http.get(f"{url}/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain")
+    found = re.findall(r"^molecule_hermes_(\S+) (\S+)$", answer.text, re.M)
+    return {name: float(value) for name, value in found}
+
+
+async def test_turns_are_counted_by_state_and_kind(bridge: StartBridge) -> None:
+    transport = ScriptedTransport(TextDelta("a"), Completed("a"))
+    async with bridge(transport) as b, peer(b.url) as client:
+        await ask(client, "one")
+        transport.script = [Failed(Busy())]
+        await ask(client, "two")
+        await ask(client, "")
+        seen = await figures(b.url)
+    assert seen['turns_total{kind="",state="completed"}'] == 1
+    assert seen['turns_total{kind="busy",state="failed"}'] == 1
+    assert seen['turns_total{kind="bad_request",state="rejected"}'] == 1
+    assert seen["turn_seconds_count"] == 3
+    assert seen["first_text_seconds_count"] == 1
+    assert seen['http_responses_total{status="200"}'] >= 3
+
+
+async def test_what_runs_and_waits_now_can_be_seen(bridge: StartBridge) -> None:
+    go = asyncio.Event()
+    transport = ScriptedTransport(go, Completed("done"))
+    async with bridge(transport, MAX_RUNNING=1) as b, peer(b.url) as client:
+        turns = [asyncio.create_task(ask(client, "x")) for _ in range(3)]
+        async with asyncio.timeout(10):
+            while (seen := await figures(b.url))["waiting_turns"] < 2:
+                await asyncio.sleep(0.02)
+        go.set()
+        await asyncio.gather(*turns)
+        after = await figures(b.url)
+    assert seen["running_turns"] == 1
+    assert seen["open_questions"] == 0
+    assert (after["running_turns"], after["waiting_turns"]) == (0, 0)
+
+
+async def test_with_peer_tokens_the_figures_take_one_too(bridge: StartBridge) -> None:
+    token = "alice-token-0123456789"
+    async with bridge(ScriptedTransport(), PEER_TOKENS=f"alice:{token}") as b:
+        async with httpx.AsyncClient() as http:
+            assert (await http.get(f"{b.url}/metrics")).status_code == 401
+        seen = await figures(b.url, token)
+    assert seen['http_responses_total{status="401"}'] == 1
+    assert "alice" not in str(seen)

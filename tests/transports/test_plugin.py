@@ -1,0 +1,569 @@
+"""The plugin transport and its reply server, against a stand-in for the plugin."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp import web
+
+from molecule_hermes.errors import AuthFailure, BadRequest, Draining, StartError, Unreachable
+from molecule_hermes.transports import plugin as plugin_transport
+from molecule_hermes.transports.base import QuestionGoneError
+from molecule_hermes.transports.plugin.callback_server import ReplyServer
+from molecule_hermes.transports.plugin.replies import Replies
+from molecule_hermes.transports.plugin.transport import CallbackRefused, PluginTransport
+from molecule_hermes.turns.model import (
+    Attachment,
+    Cancelled,
+    Completed,
+    Failed,
+    Notice,
+    Question,
+    TextDelta,
+    Turn,
+    TurnEvent,
+)
+from molecule_hermes.wire import SECRET_HEADER, Inbound
+from tests.support.fakes import free_port
+
+SECRET = "shared-secret-0123456789"
+
+Script = Callable[["FakePlugin", dict[str, Any]], Awaitable[None]]
+
+
+class FakePlugin:
+    """Takes messages and calls back as a script says."""
+
+    def __init__(self) -> None:
+        self.received: list[dict[str, Any]] = []
+        self.cancelled: list[str] = []
+        self.answers: list[dict[str, Any]] = []
+        self.answer_status = 200
+        self.statuses: list[int] = []
+        self.instance = "one"
+        self.ready = True
+        self.script: Script = answers("pong")
+        self.before_202 = False
+        self.hang = False
+        self.knows_cancel = True
+        self.knows_check = True
+        self.refuses_callback = False
+        self.http = httpx.AsyncClient()
+        self.told: list[dict[str, Any]] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.url = ""
+
+    async def health(self, request: web.Request) -> web.Response:
+        return web.json_response(
+            {"ok": True, "ready": self.ready, "active": 0, "instance": self.instance}
+        )
+
+    async def inbound(self, request: web.Request) -> web.Response:
+        if request.headers.get(SECRET_HEADER) != SECRET:
+            return web.json_response({"ok": False}, status=401)
+        body = await request.json()
+        known = any(b["message_id"] == body["message_id"] for b in self.received)
+        self.received.append(body)
+        if self.statuses and (status := self.statuses.pop(0)) != 202:
+            self.received.pop()
+            return web.json_response({"ok": False, "error": "no"}, status=status)
+        if not known:
+            task = asyncio.create_task(self.script(self, body))  # type: ignore[arg-type]
+            self.tasks.add(task)
+            if self.before_202:
+                await task
+            if self.hang:
+                await asyncio.sleep(60)
+        extra = {"duplicate": True} if known else {}
+        return web.json_response({"ok": True, "instance": self.instance, **extra}, status=202)
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        if request.headers.get(SECRET_HEADER) != SECRET:
+            return web.json_response({"ok": False}, status=401)
+        message_id = (await request.json())["message_id"]
+        self.cancelled.append(message_id)
+        body = next((b for b in self.received if b["message_id"] == message_id), None)
+        if body is None or not self.knows_cancel:
+            return web.json_response({"ok": False}, status=404)
+        await self.call(body, "", type="final", status="canceled")
+        return web.json_response({"ok": True})
+
+    async def check(self, request: web.Request) -> web.Response:
+        if request.headers.get(SECRET_HEADER) != SECRET:
+            return web.json_response({"ok": False}, status=401)
+        if not self.knows_check:
+            raise web.HTTPNotFound
+        refused = {"ok": False, "kind": "callback_refused"}
+        return web.json_response(refused, status=403) if self.refuses_callback else web.Response()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.answers.append(await request.json())
+        return web.json_response({"ok": self.answer_status == 200}, status=self.answer_status)
+
+    async def call(self, body: dict[str, Any], content: str, **metadata: Any) -> dict[str, Any]:
+        reply = {
+            "chat_id": body["chat_id"],
+            "content": content,
+            "reply_to": body["message_id"],
+            "metadata": metadata,
+        }
+        answered = await self.http.post(
+            body["callback_url"], json=reply, headers={SECRET_HEADER: SECRET}
+        )
+        self.told.append(answered.json())
+        return self.told[-1]
+
+
+def answers(*texts: str) -> Script:
+    async def script(plugin: FakePlugin, body: dict[str, Any]) -> None:
+        for seq, text in enumerate(texts):
+            await plugin.call(body, text, type="delta", seq=seq)
+        whole = "".join(texts)
+        await plugin.call(body, whole, type="final", status="completed", seq=len(texts))
+
+    return script
+
+
+async def nothing(plugin: FakePlugin, body: dict[str, Any]) -> None:
+    """A callback that is lost."""
+
+
+@asynccontextmanager
+async def serving(plugin: FakePlugin, port: int = 0) -> AsyncIterator[FakePlugin]:
+    app = web.Application(client_max_size=2**26)
+    app.router.add_get("/a2a/health", plugin.health)
+    app.router.add_post("/a2a/inbound", plugin.inbound)
+    app.router.add_post("/a2a/cancel", plugin.cancel)
+    app.router.add_post("/a2a/answer", plugin.answer)
+    app.router.add_post("/a2a/check", plugin.check)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    plugin.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield plugin
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture
+async def plugin() -> AsyncIterator[FakePlugin]:
+    plugin = FakePlugin()
+    async with serving(plugin):
+        yield plugin
+    for task in plugin.tasks:
+        task.cancel()
+    await asyncio.gather(*plugin.tasks, return_exceptions=True)
+    await plugin.http.aclose()
+
+
+@pytest.fixture
+async def transport(plugin: FakePlugin) -> AsyncIterator[PluginTransport]:
+    async with PluginTransport(plugin.url, secret=SECRET, watch_every=0.05) as transport:
+        yield transport
+
+
+def turn(name: str = "m-1", text: str = "ping") -> Turn:
+    return Turn(name, "alice", "ctx", f"task-{name}", text)
+
+
+async def run(transport: PluginTransport, turn_: Turn | None = None) -> list[TurnEvent]:
+    async with asyncio.timeout(20):
+        return [event async for event in transport.run(turn_ or turn())]
+
+
+def failure(events: list[TurnEvent]) -> str:
+    assert isinstance(events[-1], Failed), events
+    return events[-1].failure.kind
+
+
+async def test_a_turn_is_sent_and_called_back(
+    plugin: FakePlugin, transport: PluginTransport
+) -> None:
+    plugin.script = answers("po", "ng")
+    assert await run(transport) == [TextDelta("po"), TextDelta("ng"), Completed("pong")]
+    (body,) = plugin.received
+    assert body["chat_id"] == turn().conversation
+    assert (body["peer_id"], body["content"]) == ("alice", "ping")
+    assert body["metadata"] == {"a2a_task_id": "task-m-1", "a2a_context_id": "ctx"}
+    assert plugin.cancelled == []
+
+
+async def test_files_go_along(plugin: FakePlugin, transport: PluginTransport) -> None:
+    files = (Attachment("a.bin", "application/pdf", bytes(2**23)), Attachment("b", "a/b", b"x"))
+    sent = replace(turn(), attachments=files)
+    async with asyncio.timeout(20):
+        assert [event async for event in transport.run(sent)][-1] == Completed("pong")
+    received = Inbound.parse(plugin.received[0]).attachments
+    assert [(f.name, f.media_type, f.data) for f in received] == [
+        (f.name, f.media_type, f.data) for f in files
+    ]
+
+
+async def test_a_callback_may_come_before_the_post_is_answered(
+    plugin: FakePlugin, transport: PluginTransport
+) -> None:
+    plugin.before_202 = True
+    assert (await run(transport))[-1] == Completed("pong")
+
+
+async def test_doubled_reordered_foreign_and_late_callbacks_do_no_harm(
+    plugin: FakePlugin, transport: PluginTransport
+) -> None:
+    async def script(plugin: FakePlugin, body: dict[str, Any]) -> None:
+        await plugin.call(body | {"message_id": "foreign"}, "not yours", type="final")
+        await plugin.call(body, "b", type="delta", seq=1)
+        await plugin.call(body, "a", type="delta", seq=0)
+        await plugin.call(body, "a", type="delta", seq=0)
+        await plugin.call(body, "ab", type="final", seq=2)
+        await plugin.call(body, "ab", type="final", seq=2)
+
+    plugin.script = script
+    assert await run(transport) == [TextDelta("a"), TextDelta("b"), Completed("ab")]
+    await asyncio.gather(*plugin.tasks)
+    assert plugin.told[0] == {"ok": True, "stale": True}
+    assert plugin.told[3] == {"ok": True, "duplicate": True}
+    assert plugin.told[5] == {"ok": True, "stale": True}
+
+
+async def test_a_lost_callback_does_not_hold_up_the_end(
+    plugin: FakePlugin, transport: PluginTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script(plugin: FakePlugin, body: dict[str, Any]) -> None:
+        await plugin.call(body, "a", type="delta", seq=0)
+        await plugin.call(body, "abc", type="final", seq=2)
+
+    monkeypatch.setattr(plugin_transport, "_GAP", 0.2)
+    plugin.script = script
+    assert await run(transport) == [TextDelta("a"), Completed("abc")]
+
+
+async def test_a_busy_plugin_is_asked_again(plugin: FakePlugin, transport: PluginTransport) -> None:
+    plugin.statuses = [503, 429, 202]
+    events = await run(transport)
+    assert [type(e) for e in events[:2]] == [Notice, Notice]
+    assert events[-1] == Completed("pong")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, "bad_request"), (401, "auth"), (413, "too_large"), (500, "internal")],
+)
+async def test_a_refusal_names_its_reason(
+    plugin: FakePlugin, transport: PluginTransport, status: int, kind: str
+) -> None:
+    plugin.statuses = [status]
+    assert failure(await run(transport)) == kind
+
+
+async def test_a_post_that_nobody_answers_is_sent_again_and_runs_once(
+    plugin: FakePlugin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slow(plugin: FakePlugin, body: dict[str, Any]) -> None:
+        await asyncio.sleep(1.2)
+        await answers("once")(plugin, body)
+
+    plugin.script = slow
+    plugin.hang = True
+    monkeypatch.setattr(plugin_transport, "_SEND_TIMEOUT", 0.3)
+    async with PluginTransport(plugin.url, secret=SECRET) as transport:
+        assert (await run(transport))[-1] == Completed("once")
+    assert len(plugin.received) >= 2
+    assert len({b["message_id"] for b in plugin.received}) == 1
+    assert len(plugin.tasks) == 1
+
+
+async def test_nobody_there_is_unreachable_at_the_check_and_in_a_turn() -> None:
+    async with PluginTransport(f"http://127.0.0.1:{free_port()}", secret=SECRET) as transport:
+        with pytest.raises(Unreachable, match="plugin"):
+            await transport.check()
+        assert failure(await run(transport)) == "unreachable"
+
+
+async def test_a_hermes_that_is_started_again_is_waited_for(plugin: FakePlugin) -> None:
+    port = free_port()
+    patient = PluginTransport(f"http://127.0.0.1:{port}", secret=SECRET, patient=True)
+    async with asyncio.timeout(20), patient as transport, aclosing(transport.run(turn())) as events:
+        assert await anext(events) == Notice("Hermes is not there; trying again in 0.5 s")
+        async with serving(plugin, port):
+            assert [event async for event in events][-1] == Completed("pong")
+
+
+async def test_what_may_have_reached_a_hermes_that_died_is_not_sent_to_the_next(
+    plugin: FakePlugin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin_transport, "_SEND_TIMEOUT", 0.3)
+    port = free_port()
+    patient = PluginTransport(f"http://127.0.0.1:{port}", secret=SECRET, patient=True)
+    plugin.hang, plugin.script = True, nothing
+    async with patient as transport:
+        async with serving(plugin, port):
+            running = asyncio.create_task(run(transport))
+            async with asyncio.timeout(5):
+                while not plugin.received:
+                    await asyncio.sleep(0.01)
+        assert failure(await running) == "interrupted"
+
+
+async def test_the_check_tells_ready_starting_and_a_wrong_secret_apart(
+    plugin: FakePlugin, transport: PluginTransport
+) -> None:
+    await transport.check()
+    plugin.ready = False
+    with pytest.raises(Draining):
+        await transport.check()
+    async with PluginTransport(plugin.url, secret="wrong") as other:
+        with pytest.raises(AuthFailure, match="secret"):
+            await other.check()
+        assert failure(await run(other)) == "auth"
+
+
+async def test_the_check_tells_a_callback_that_the_plugin_refuses(
+    plugin: FakePlugin, transport: PluginTransport
+) -> None:
+    plugin.refuses_callback = True
+    with pytest.raises(CallbackRefused) as refused:
+        await transport.check()
+    assert "MOLECULE_A2A_PLATFORM_CALLBACKS" in refused.value.hint
+
+
+async def test_an_older_plugin_has_no_check(plugin: FakePlugin, transport: PluginTransport) -> None:
+    plugin.knows_check = False
+    await transport.check()
+
+
+async def test_the_check_tells_a_secret_that_only_the_plugin_has(plugin: FakePlugin) -> None:
+    async with PluginTransport(plugin.url) as transport:
+        with pytest.raises(AuthFailure):
+            await transport.check()
+
+
+@pytest.mark.parametrize("instance", ["one", ""])
+async def test_a_hermes_that_dies_under_a_turn_ends_it(instance: str) -> None:
+    """Also one whose plugin is older and does not name its instance."""
+    plugin = FakePlugin()
+    plugin.instance = instance
+    plugin.script = nothing
+    port = free_port()
+    async with PluginTransport(
+        f"http://127.0.0.1:{port}", secret=SECRET, watch_every=0.05
+    ) as transport:
+        async with serving(plugin, port):
+            running = asyncio.create_task(run(transport))
+            async with asyncio.timeout(5):
+                while not transport._accepted:
+                    await asyncio.sleep(0.01)
+        assert failure(await running) == "interrupted"
+    await plugin.http.aclose()
+
+
+async def test_a_hermes_that_was_restarted_has_lost_the_turn(
+    plugin: FakePlugin, transport: PluginTransport
+) -> None:
+    plugin.script = nothing
+    running = asyncio.create_task(run(transport))
+    async with asyncio.timeout(5):
+        while not transport._accepted:
+            await asyncio.sleep(0.01)
+    plugin.instance = "two"
+    assert failure(await running) == "interrupted"
+
+
+async def test_cancel_waits_for_hermes_to_stop(
+    plugin: FakePlugin, transport: PluginTransport
+) -> None:
+    plugin.script = nothing
+    running = asyncio.create_task(run(transport))
+    while not transport._accepted:
+        await asyncio.sleep(0.01)
+    await transport.cancel(turn())
+    assert await running == [Cancelled()]
+    assert plugin.cancelled == ["m-1"]
+
+
+async def test_cancel_of_what_hermes_does_not_know_ends_here(
+    plugin: FakePlugin, transport: PluginTransport
+) -> None:
+    plugin.script = nothing
+    plugin.knows_cancel = False
+    running = asyncio.create_task(run(transport))
+    while not transport._accepted:
+        await asyncio.sleep(0.01)
+    await transport.cancel(turn())
+    assert await running == [Cancelled()]
+
+
+async def test_cancel_while_it_is_still_being_sent(
+    plugin: FakePlugin, transport: PluginTransport
+) -> None:
+    plugin.statuses = [503] * 50
+    running = asyncio.create_task(run(transport))
+    while not len(transport._replies):
+        await asyncio.sleep(0.01)
+    await transport.cancel(turn())
+    assert (await running)[-1] == Cancelled()
+
+
+async def test_leaving_early_tells_hermes_to_stop(
+    plugin: FakePlugin, transport: PluginTransport
+) -> None:
+    async def script(plugin: FakePlugin, body: dict[str, Any]) -> None:
+        await plugin.call(body, "a", type="delta", seq=0)
+
+    plugin.script = script
+    async with aclosing(transport.run(turn())) as events:
+        assert await anext(events) == TextDelta("a")
+    assert plugin.cancelled == ["m-1"]
+    assert len(transport._replies) == 0
+    assert transport._accepted == {}
+
+
+async def test_a_turn_that_is_cut_twice_leaves_nothing_behind(
+    plugin: FakePlugin, transport: PluginTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(turn: Turn) -> bool:
+        await asyncio.sleep(60)
+        return True
+
+    plugin.script = nothing
+    monkeypatch.setattr(transport, "_tell_to_stop", never)
+    running = asyncio.create_task(run(transport))
+    async with asyncio.timeout(5):
+        while not transport._accepted:
+            await asyncio.sleep(0.01)
+        for _ in range(2):
+            running.cancel()
+            await asyncio.sleep(0.05)
+        await asyncio.wait({running})
+    assert not transport._accepted
+    assert not len(transport._replies)
+
+
+async def test_a_context_may_have_any_name(plugin: FakePlugin, transport: PluginTransport) -> None:
+    await run(transport, Turn("m-1", "alice", "a\tb\n" + "c" * 300, "task", "ping"))
+    (body,) = plugin.received
+    assert Inbound.parse(body).metadata.a2a_context_id.startswith("a b c")
+
+
+async def test_an_answer_reaches_the_plugin_and_the_turn_goes_on(
+    plugin: FakePlugin, transport: PluginTransport
+) -> None:
+    async def script(plugin: FakePlugin, body: dict[str, Any]) -> None:
+        await plugin.call(body, "rm x?", type="approval", question_id="q", choices=["once"], seq=0)
+        while not plugin.answers:
+            await asyncio.sleep(0.01)
+        await plugin.call(body, "gone", type="notice", withdraws="q", seq=1)
+        await plugin.call(body, "went on", type="final", seq=2)
+
+    plugin.script = script
+    events = []
+    async with asyncio.timeout(5):
+        async for event in transport.run(asked := turn()):
+            events.append(event)
+            if isinstance(event, Question):
+                await transport.answer(asked, event.question_id, "once")
+    assert events == [
+        Question("q", "approval", "rm x?", ("once",)),
+        Notice("gone", withdraws="q"),
+        Completed("went on"),
+    ]
+    (answer,) = plugin.answers
+    assert answer.pop("bridge") == plugin.received[0]["bridge"] != ""
+    assert answer == {"message_id": asked.message_id, "question_id": "q", "answer": "once"}
+
+
+@pytest.mark.parametrize(("status", "error"), [(404, QuestionGoneError), (400, BadRequest)])
+async def test_an_answer_that_is_not_taken_is_told_so(
+    plugin: FakePlugin, transport: PluginTransport, status: int, error: type[Exception]
+) -> None:
+    plugin.answer_status = status
+    with pytest.raises(error):
+        await transport.answer(turn(), "q", "once")
+
+
+async def test_closing_answers_those_who_wait(plugin: FakePlugin) -> None:
+    plugin.script = nothing
+    transport = PluginTransport(plugin.url, secret=SECRET)
+    async with transport:
+        running = asyncio.create_task(run(transport))
+        while not transport._accepted:
+            await asyncio.sleep(0.01)
+    assert failure(await running) == "draining"
+
+
+async def test_a_hundred_at_once_are_not_crossed(
+    plugin: FakePlugin, transport: PluginTransport
+) -> None:
+    async def script(plugin: FakePlugin, body: dict[str, Any]) -> None:
+        await answers("you said ", body["content"])(plugin, body)
+
+    plugin.script = script
+    turns = [turn(f"m{i}", f"text {i}") for i in range(100)]
+    ended = await asyncio.gather(*(run(transport, t) for t in turns))
+    assert [events[-1] for events in ended] == [Completed(f"you said text {i}") for i in range(100)]
+
+
+async def test_the_secret_shows_in_no_repr(transport: PluginTransport) -> None:
+    assert SECRET not in repr(transport)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[tuple[ReplyServer, Replies]]:
+    replies = Replies()
+    async with ReplyServer(replies, "127.0.0.1", 0, SECRET, max_body=2048) as server:
+        yield server, replies
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"[]", 400),
+        (b"\xff", 400),
+        (b'{"content": "x"}', 400),
+        (b'{"reply_to": "m"}', 400),
+        (b'{"reply_to": "m", "content": 5}', 400),
+        (b'{"reply_to": "m", "content": "x", "metadata": {"type": "dance"}}', 400),
+        (b'{"reply_to": "m", "content": "' + b"x" * 4096 + b'"}', 413),
+        (b'{"reply_to": "nobody", "content": "x"}', 200),
+    ],
+)
+async def test_the_reply_server_refuses_what_is_wrong(
+    server: tuple[ReplyServer, Replies], body: bytes, status: int
+) -> None:
+    async with httpx.AsyncClient() as http:
+        url, headers = server[0].url, {SECRET_HEADER: SECRET}
+        answered = await http.post(url, content=body, headers=headers)
+        assert answered.status_code == status
+        assert answered.json()["ok"] is (status == 200)
+
+
+@pytest.mark.parametrize("headers", [{}, {SECRET_HEADER: "wrong"}, {SECRET_HEADER: "é".encode()}])
+async def test_a_wrong_secret_changes_nothing(
+    server: tuple[ReplyServer, Replies], headers: dict[str, str]
+) -> None:
+    listening, replies = server
+    with replies.register("m") as reply:
+        async with httpx.AsyncClient() as http:
+            body = {"reply_to": "m", "content": "forged"}
+            answered = await http.post(listening.url, json=body, headers=headers)
+        assert answered.status_code == 401
+        assert not reply.ended
+
+
+async def test_a_taken_callback_port_is_told_by_name() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(StartError, match=rf"port {port}.*MOLECULE_A2A_CALLBACK_PORT"):
+            async with ReplyServer(Replies(), "127.0.0.1", port):
+                pass
