@@ -59,5 +59,7 @@ async def test_a_hermes_that_served_and_now_cannot_start_does_not_end_it(tmp_pat
     made = gateway(tmp_path, EXITS, max_restarts=0)
     made.watch(port.check)
     async with made as running, asyncio.timeout(20):
+        while not (made.home.path / "once").exists():
+            await asyncio.sleep(0.02)
         await kill_and_take(running, port)
         await until_lives(running, 2)

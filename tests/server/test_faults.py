@@ -31,9 +31,9 @@ from aiohttp import web
 from molecule_hermes.client.connection import message
 from molecule_hermes.server import http as http_server
 from molecule_hermes.storage.sqlite.store import SqliteTaskStore
-from molecule_hermes.transports import chat as chat_transport
-from molecule_hermes.transports import plugin as plugin_transport
+from molecule_hermes.transports.chat import transport as chat_transport
 from molecule_hermes.transports.chat.transport import ChatTransport
+from molecule_hermes.transports.plugin import transport as plugin_transport
 from molecule_hermes.transports.plugin.transport import PluginTransport
 from molecule_hermes.turns.model import Completed, Question, TextDelta, ToolProgress, TurnEvent
 from molecule_hermes.turns.model import Turn as Given

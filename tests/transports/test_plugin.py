@@ -14,8 +14,8 @@ import pytest
 from aiohttp import web
 
 from molecule_hermes.errors import AuthFailure, BadRequest, Draining, StartError, Unreachable
-from molecule_hermes.transports import plugin as plugin_transport
 from molecule_hermes.transports.base import QuestionGoneError
+from molecule_hermes.transports.plugin import transport as plugin_transport
 from molecule_hermes.transports.plugin.callback_server import ReplyServer
 from molecule_hermes.transports.plugin.replies import Replies
 from molecule_hermes.transports.plugin.transport import CallbackRefused, PluginTransport
