@@ -45,7 +45,7 @@ from molecule_hermes.protocol.reply import ReplyArtifact
 from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.transports.base import QuestionGoneError, Transport
 from molecule_hermes.turns.model import (
-    Cancelled,
+    Canceled,
     Completed,
     Failed,
     FileProduced,
@@ -57,7 +57,7 @@ from molecule_hermes.turns.model import (
     TurnEvent,
     is_last,
 )
-from molecule_hermes.turns.scheduler import Conversations, Slot
+from molecule_hermes.turns.scheduler import Scheduler, Slot
 
 __all__ = ["HermesAgentProxyExecutor"]
 
@@ -80,7 +80,7 @@ class _Run:
     question: Question | None = None
     expiry: asyncio.Task[None] | None = None
     time_left: float = 0.0
-    cancelled: bool = False
+    canceled: bool = False
     cut: TurnFailure | None = None
     """Why the bridge itself stops the turn; the peer did not ask for that."""
     accepted: bool = False
@@ -127,7 +127,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
     def __init__(
         self,
         transport: Transport,
-        conversations: Conversations | None = None,
+        scheduler: Scheduler | None = None,
         *,
         attachments: Attachments | None = None,
         turn_timeout: float = 600.0,
@@ -138,7 +138,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         admit: Callable[[str], None] | None = None,
     ) -> None:
         self._transport = transport
-        self._conversations = conversations or Conversations()
+        self._scheduler = scheduler or Scheduler()
         self._attachments = attachments or Attachments(transport.features)
         self._turn_timeout = turn_timeout
         self._cancel_timeout = cancel_timeout
@@ -191,7 +191,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
 
     async def drain(self, timeout: float) -> None:
         """Takes no new turns, lets the running ones end within `timeout`, and cuts the rest."""
-        self._conversations.close()
+        self._scheduler.close()
         await self._all_ended(timeout)
         for run in self._runs.values():
             run.cut = run.interrupted("the agent was shut down during the turn")
@@ -207,7 +207,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
 
     async def _stop(self, run: _Run) -> None:
         """Stops the turn. Whatever keeps Hermes from stopping, the peer's task ends in time."""
-        run.cancelled = True
+        run.canceled = True
         try:
             async with asyncio.timeout(self._cancel_timeout):
                 if run.slot is None:
@@ -220,7 +220,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         except Exception as error:
             expected = isinstance(error, TimeoutError | TurnFailure)
             logger.warning("turn %s did not stop", run.turn.message_id, exc_info=not expected)
-            await self._end(run, Cancelled())
+            await self._end(run, Canceled())
             await _abandon(run)
 
     # A turn, from its Task to its end.
@@ -258,10 +258,10 @@ class HermesAgentProxyExecutor(AgentExecutor):
                 self._admit(run.turn.peer)
                 text, files = await self._attachments.read(context.message, run.turn.peer)
                 run.turn = replace(run.turn, text=text, attachments=files)
-                return Cancelled() if run.cancelled else await self._in_line(run)
+                return Canceled() if run.canceled else await self._in_line(run)
         except TimeoutError:
-            if run.cancelled:
-                return Cancelled()
+            if run.canceled:
+                return Canceled()
             return Failed(TurnTimeout(f"the turn took longer than {self._turn_timeout:g} s"))
         except TurnFailure as failure:
             return Failed(failure)
@@ -271,15 +271,15 @@ class HermesAgentProxyExecutor(AgentExecutor):
 
     async def _in_line(self, run: _Run) -> TurnEvent:
         turn = run.turn
-        async with self._conversations.enter(turn.conversation, turn.peer, turn.size) as run.slot:
+        async with self._scheduler.enter(turn.conversation, turn.peer, turn.size) as run.slot:
             if not run.slot.started:
                 await updates.working(run.updater, "waiting for its turn", {"waiting": True})
             if not await run.slot.wait():
-                return Cancelled()
+                return Canceled()
             run.accepted = True
             await updates.working(run.updater)
-            if run.cancelled:
-                return Cancelled()
+            if run.canceled:
+                return Canceled()
             return await self._forward(run)
 
     async def _forward(self, run: _Run) -> TurnEvent:
@@ -324,7 +324,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         if run.over:
             return
         run.over = True
-        if run.cut is not None and isinstance(last, Cancelled):
+        if run.cut is not None and isinstance(last, Canceled):
             last = Failed(run.cut)
         state, message = TaskState.TASK_STATE_CANCELED, None
         match last:

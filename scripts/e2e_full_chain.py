@@ -296,7 +296,7 @@ async def in_order(client: Any) -> None:
 
 
 async def cancels(client: Any) -> None:
-    """a running turn is cancelled, and the conversation goes on"""
+    """a running turn is canceled, and the conversation goes on"""
     from a2a.types import CancelTaskRequest
 
     from molecule_hermes.client.connection import message

@@ -18,7 +18,7 @@ from molecule_hermes.errors import FAILURES, Interrupted
 from molecule_hermes.protocol.request_handler import BridgeRequestHandler
 from molecule_hermes.storage.memory import MemoryTaskStore
 from molecule_hermes.turns.model import (
-    Cancelled,
+    Canceled,
     Completed,
     Failed,
     FileProduced,
@@ -29,7 +29,7 @@ from molecule_hermes.turns.model import (
     TurnEvent,
     Usage,
 )
-from molecule_hermes.turns.scheduler import Conversations
+from molecule_hermes.turns.scheduler import Scheduler
 from tests.conftest import StartBridge
 from tests.support.fakes import Answered, ScriptedTransport
 from tests.support.inprocess import run_executor
@@ -193,7 +193,7 @@ async def test_cancel_ends_the_task_for_its_subscribers_and_keeps_the_text(
     assert turn.text == reply_text(stored) == "so far"
 
 
-async def test_cancelling_at_once_again_leaves_no_subscriber_waiting(bridge: StartBridge) -> None:
+async def test_canceling_at_once_again_leaves_no_subscriber_waiting(bridge: StartBridge) -> None:
     transport = ScriptedTransport(TextDelta("so far"), 30.0, Completed("never"))
     async with bridge(transport) as b, peer(b.url) as client:
         for _ in range(5):
@@ -257,7 +257,7 @@ async def test_a_cancel_that_comes_too_late_leaves_the_task_completed(
     assert state(stored) == "COMPLETED"
 
 
-async def test_a_waiting_turn_says_so_and_can_be_cancelled(bridge: StartBridge) -> None:
+async def test_a_waiting_turn_says_so_and_can_be_canceled(bridge: StartBridge) -> None:
     go = asyncio.Event()
     transport = ScriptedTransport(go, Completed("done"))
     async with bridge(transport) as b, peer(b.url) as client:
@@ -367,7 +367,7 @@ _events = st.one_of(
 _ends = st.one_of(
     st.builds(Completed, _words),
     st.sampled_from([Failed(f()) for f in FAILURES.values()]),
-    st.just(Cancelled()),
+    st.just(Canceled()),
 )
 
 
@@ -393,7 +393,7 @@ async def test_any_turn_is_a_legal_history_with_one_end(
     if answered == "late":
         script += [Answered() for _ in questions]
     transport = ScriptedTransport(*script, end)
-    seen = await run_executor(transport, Conversations())
+    seen = await run_executor(transport, Scheduler())
     assert seen.states[0] == "SUBMITTED"
     ends = [s for s in seen.states if s in ("COMPLETED", "FAILED", "CANCELED", "REJECTED")]
     assert ends == [seen.states[-1]]

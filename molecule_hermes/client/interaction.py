@@ -191,7 +191,7 @@ class _Exchange:
 
     @property
     def _rests(self) -> bool:
-        """Whether nothing more is to come; a question does not count once it is cancelled."""
+        """Whether nothing more is to come; a question does not count once it is canceled."""
         if self._asks and self._interrupts.asked.is_set():
             return False
         return self._status.state not in _OPEN
@@ -306,14 +306,14 @@ class _Exchange:
 
     async def _cancel_when_interrupted(self) -> None:
         await self._interrupts.asked.wait()
-        self._printer.interrupted("cancelling … (Ctrl-C again leaves)")
+        self._printer.interrupted("canceling … (Ctrl-C again leaves)")
         await self._begun.wait()
         try:
             await self._client.cancel_task(CancelTaskRequest(id=self._task_id))
         except TaskNotCancelableError:
             pass  # it has just ended, which its events tell
         except (A2AError, httpx.HTTPError) as error:
-            self._printer.say(f"the task could not be cancelled: {_one_line(error)}")
+            self._printer.say(f"the task could not be canceled: {_one_line(error)}")
 
     # The end.
 

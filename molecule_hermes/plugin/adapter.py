@@ -28,7 +28,7 @@ from gateway.session import build_session_key
 
 from molecule_hermes.errors import InternalFailure
 from molecule_hermes.plugin import prompts
-from molecule_hermes.plugin.desk import Desk
+from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.endpoints import application
 from molecule_hermes.plugin.files import (
     FileRefusedError,
@@ -72,7 +72,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         self._hooks = hooks
         self._settings = PluginSettings()
         self._outbox = Outbox()
-        self._desk = Desk(self, Ledger(), self._outbox)
+        self._dispatcher = Dispatcher(self, Ledger(), self._outbox)
         self._site: web.AppRunner | None = None
         self._folders: WorkFolders | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -88,7 +88,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         self._loop = asyncio.get_running_loop()
         self._outbox = Outbox(secret=settings.secret, retry_for=settings.retry_for)
         ledger = Ledger(max_chats=settings.max_chats, max_waiting=settings.max_waiting)
-        self._desk = Desk(self, ledger, self._outbox)
+        self._dispatcher = Dispatcher(self, ledger, self._outbox)
         if not await self._listen(settings):
             return False
         self._widen_pool(settings.max_threads)
@@ -108,7 +108,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         self._hooks.detach(self)
         if self._folders is not None:
             self._folders.detach(self.gateway_runner)
-        await self._desk.close()
+        await self._dispatcher.close()
         if self._site is not None:
             await self._site.cleanup()
             self._site = None
@@ -121,7 +121,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
 
     async def _listen(self, settings: PluginSettings) -> bool:
         app = application(
-            self._desk,
+            self._dispatcher,
             secret=settings.secret,
             max_body=settings.max_body,
             callbacks=settings.callbacks,
@@ -148,7 +148,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
             self._folders = WorkFolders(Path(resolve_agent_cwd()))
             self._folders.attach(self.gateway_runner)
 
-    # What the desk asks of Hermes (`desk.Gateway`).
+    # What the dispatcher asks of Hermes (`dispatcher.Gateway`).
 
     def state(self) -> Literal["ready", "starting", "draining"]:
         runner = self.gateway_runner
@@ -175,7 +175,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
 
     async def start(self, turn: Turn) -> None:
         turn.began = time.time() - _CLOCK
-        refused = self._desk.refused_before(turn)
+        refused = self._dispatcher.refused_before(turn)
         await self.handle_message(await asyncio.to_thread(self._event, turn, refused))
 
     async def stop(self, turn: Turn) -> None:
@@ -236,12 +236,12 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
             self._loop.call_soon_threadsafe(self._apply, message_id, effect)
 
     def _apply(self, message_id: str, effect: Effect) -> None:
-        if turn := self._desk.find(message_id):
-            effect(self._desk, turn)
+        if turn := self._dispatcher.find(message_id):
+            effect(self._dispatcher, turn)
 
     async def on_processing_complete(self, event: Any, outcome: Any) -> None:
         """The end of a turn (base.py:5396). The outcome speaks of delivery, not of the answer."""
-        turn = self._desk.find(event.message_id or "")
+        turn = self._dispatcher.find(event.message_id or "")
         if turn is None:
             return
         self._without_directives(turn)
@@ -249,7 +249,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
             self._folders.leave(turn.chat_id)
         turn.interrupted |= outcome is ProcessingOutcome.CANCELLED
         crashed = outcome is ProcessingOutcome.FAILURE and turn.reply is None
-        self._desk.finish(turn, InternalFailure() if crashed else None)
+        self._dispatcher.finish(turn, InternalFailure() if crashed else None)
 
     def _without_directives(self, turn: Turn) -> None:
         """Takes out of the answer what Hermes reads as the order to hand a file over.
@@ -262,24 +262,24 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         for path, _ in self.extract_media(turn.answer)[0]:
             turn.has_files = True
             if self.validate_media_delivery_path(path) is None:
-                self._desk.refuse(turn, _not_available(path))
+                self._dispatcher.refuse(turn, _not_available(path))
         turn.answer = self.strip_media_directives_for_display(turn.answer)
 
     async def send(
         self, chat_id: str, content: str, reply_to: str | None = None, metadata: Any = None
     ) -> Any:
         current = current_message_id()
-        turn = self._desk.owner(chat_id, current, reply_to)
+        turn = self._dispatcher.owner(chat_id, current, reply_to)
         if turn is None:
-            known = self._desk.push(chat_id, content)
+            known = self._dispatcher.push(chat_id, content)
             return _sent() if known else _not_sent("no peer of this chat is known")
         if reply_to != turn.message_id:
-            self._desk.notice(turn, content)
+            self._dispatcher.notice(turn, content)
             return _sent()
         turn.reply = content
         # Inside the turn this is the end of a streamed segment; after it, the reply itself.
         if current == turn.message_id:
-            self._desk.emit(turn, turn.segment(content))
+            self._dispatcher.emit(turn, turn.segment(content))
         return _sent()
 
     def supports_draft_streaming(self, chat_type: Any = None, metadata: Any = None) -> bool:
@@ -288,8 +288,8 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
     async def send_draft(
         self, chat_id: str, draft_id: int, content: str, metadata: Any = None
     ) -> Any:
-        if turn := self._desk.owner(chat_id, current_message_id()):
-            self._desk.emit(turn, turn.draft(draft_id, content))
+        if turn := self._dispatcher.owner(chat_id, current_message_id()):
+            self._dispatcher.emit(turn, turn.draft(draft_id, content))
         return _sent()
 
     async def send_exec_approval(  # noqa: PLR0917 - Hermes's signature
@@ -320,10 +320,10 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         return self._ask(chat_id, Question(clarify_id, session_key, offered, False), question)
 
     def _ask(self, chat_id: str, question: Question, text: str) -> Any:
-        turn = self._desk.owner(chat_id, current_message_id())
+        turn = self._dispatcher.owner(chat_id, current_message_id())
         if turn is None:
             return _not_sent("no turn runs in this chat")
-        self._desk.ask(turn, question, text)
+        self._dispatcher.ask(turn, question, text)
         return _sent()
 
     async def send_document(
@@ -351,7 +351,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         return await self._hand_over(chat_id, caption, partial(linked_file, animation_url))
 
     async def _send_file(self, chat_id: str, path: str, caption: Any, name: Any = None) -> Any:
-        turn = self._desk.owner(chat_id, current_message_id())
+        turn = self._dispatcher.owner(chat_id, current_message_id())
         read = partial(self._read, path, name or "", chat_id, turn)
         return await self._hand_over(chat_id, caption, read)
 
@@ -375,17 +375,17 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         try:
             file = await asyncio.to_thread(read)
         except FileRefusedError as error:
-            if turn := self._desk.owner(chat_id, current_message_id()):
-                self._desk.refuse(turn, str(error))
+            if turn := self._dispatcher.owner(chat_id, current_message_id()):
+                self._dispatcher.refuse(turn, str(error))
             return _not_sent(str(error))
-        turn = self._desk.owner(chat_id, current_message_id())
+        turn = self._dispatcher.owner(chat_id, current_message_id())
         if turn is None:
-            known = self._desk.push(chat_id, text, file)
+            known = self._dispatcher.push(chat_id, text, file)
             return _sent() if known else _not_sent("no peer of this chat is known")
         turn.has_files = True
         # Hermes hands over every file that an answer mentions, also those the peer just sent.
         if all(file.data != item.data for item in turn.inbound.attachments):
-            self._desk.emit(turn, turn.callback(file, text))
+            self._dispatcher.emit(turn, turn.callback(file, text))
         return _sent()
 
     async def send_typing(self, chat_id: str, metadata: Any = None) -> None:

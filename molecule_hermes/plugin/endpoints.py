@@ -11,7 +11,7 @@ from aiohttp.typedefs import Middleware
 
 from molecule_hermes.errors import Busy
 from molecule_hermes.plugin.callbacks import ForbiddenError, require_allowed
-from molecule_hermes.plugin.desk import Desk, NotAChoiceError, UnknownNameError
+from molecule_hermes.plugin.dispatcher import Dispatcher, NotAChoiceError, UnknownNameError
 from molecule_hermes.wire import (
     ANSWER_PATH,
     CANCEL_PATH,
@@ -34,10 +34,10 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def application(
-    desk: Desk, *, secret: str, max_body: int, callbacks: Sequence[str] = ()
+    dispatcher: Dispatcher, *, secret: str, max_body: int, callbacks: Sequence[str] = ()
 ) -> web.Application:
     app = web.Application(middlewares=[_guard(secret)], client_max_size=max_body)
-    endpoints = _Endpoints(desk, callbacks)
+    endpoints = _Endpoints(dispatcher, callbacks)
     app.router.add_get(HEALTH_PATH, endpoints.health)
     app.router.add_post(INBOUND_PATH, endpoints.inbound)
     app.router.add_post(CANCEL_PATH, endpoints.cancel)
@@ -47,36 +47,36 @@ def application(
 
 
 class _Endpoints:
-    def __init__(self, desk: Desk, callbacks: Sequence[str]) -> None:
-        self._desk = desk
+    def __init__(self, dispatcher: Dispatcher, callbacks: Sequence[str]) -> None:
+        self._dispatcher = dispatcher
         self._callbacks = callbacks
 
     async def health(self, request: web.Request) -> web.Response:
-        ready = self._desk.state() == "ready"
-        health = {"ok": True, "ready": ready, "active": self._desk.active}
-        return web.json_response({**health, "instance": self._desk.instance})
+        ready = self._dispatcher.state() == "ready"
+        health = {"ok": True, "ready": ready, "active": self._dispatcher.active}
+        return web.json_response({**health, "instance": self._dispatcher.instance})
 
     async def inbound(self, request: web.Request) -> web.Response:
         inbound = Inbound.parse(await request.read())
         require_allowed(inbound.callback_url, self._callbacks)
         # A message that is known is answered even while draining: its sender only asks again.
-        if self._desk.knows(inbound.message_id):
+        if self._dispatcher.knows(inbound.message_id):
             return self._accepted(duplicate=True)
-        if (state := self._desk.state()) != "ready":
+        if (state := self._dispatcher.state()) != "ready":
             return _refused(503, "draining", f"Hermes is {state}", retry_after=1)
-        return self._accepted(duplicate=not self._desk.accept(inbound))
+        return self._accepted(duplicate=not self._dispatcher.accept(inbound))
 
     def _accepted(self, *, duplicate: bool) -> web.Response:
-        body: dict[str, object] = {"ok": True, "instance": self._desk.instance}
+        body: dict[str, object] = {"ok": True, "instance": self._dispatcher.instance}
         return web.json_response(body | ({"duplicate": True} if duplicate else {}), status=202)
 
     async def cancel(self, request: web.Request) -> web.Response:
         cancel = Cancel.parse(await request.read())
-        self._desk.cancel(cancel.message_id, cancel.bridge)
+        self._dispatcher.cancel(cancel.message_id, cancel.bridge)
         return web.json_response({"ok": True})
 
     async def answer(self, request: web.Request) -> web.Response:
-        self._desk.answer(Answer.parse(await request.read()))
+        self._dispatcher.answer(Answer.parse(await request.read()))
         return web.json_response({"ok": True})
 
     async def check(self, request: web.Request) -> web.Response:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
-from molecule_hermes.plugin.desk import Desk
+from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.ledger import Turn
 from molecule_hermes.plugin.settings import PLATFORM
 from molecule_hermes.text import redact
@@ -21,7 +21,7 @@ from molecule_hermes.wire import Spent, Tool
 
 __all__ = ["Effect", "Hooks", "Listener", "current_message_id"]
 
-Effect: TypeAlias = Callable[[Desk, Turn], None]
+Effect: TypeAlias = Callable[[Dispatcher, Turn], None]
 
 _PREVIEW = 200
 _CLARIFY = "clarify"
@@ -71,7 +71,7 @@ class Hooks:
 
 
 def _began(given: Mapping[str, Any]) -> Effect:
-    def effect(desk: Desk, turn: Turn) -> None:
+    def effect(dispatcher: Dispatcher, turn: Turn) -> None:
         turn.agent_ran = True
 
     return effect
@@ -79,12 +79,12 @@ def _began(given: Mapping[str, Any]) -> Effect:
 
 def _answered(given: Mapping[str, Any]) -> Effect:
     text = str(given.get("assistant_response") or "")
-    return lambda desk, turn: turn.answered(text)
+    return lambda dispatcher, turn: turn.answered(text)
 
 
 def _model_called(given: Mapping[str, Any]) -> Effect:
     spent = _spent(given)
-    return lambda desk, turn: turn.model_called(spent)
+    return lambda dispatcher, turn: turn.model_called(spent)
 
 
 def _model_failed(given: Mapping[str, Any]) -> Effect:
@@ -92,14 +92,14 @@ def _model_failed(given: Mapping[str, Any]) -> Effect:
     text = str(error.get("message") or "") if isinstance(error, Mapping) else ""
     status = given.get("status_code")
     code = status if isinstance(status, int) else None
-    return lambda desk, turn: turn.model_failed(text or str(given.get("reason") or ""), code)
+    return lambda dispatcher, turn: turn.model_failed(text or str(given.get("reason") or ""), code)
 
 
 def _session_ended(given: Mapping[str, Any]) -> Effect | None:
     if not given.get("interrupted"):
         return None
 
-    def effect(desk: Desk, turn: Turn) -> None:
+    def effect(dispatcher: Dispatcher, turn: Turn) -> None:
         turn.interrupted = True
 
     return effect
@@ -107,7 +107,7 @@ def _session_ended(given: Mapping[str, Any]) -> Effect | None:
 
 def _tool_began(given: Mapping[str, Any]) -> Effect:
     tool = Tool(str(given.get("tool_name") or "tool")[:_PREVIEW], "start", _preview(given))
-    return lambda desk, turn: desk.emit(turn, turn.callback(tool))
+    return lambda dispatcher, turn: dispatcher.emit(turn, turn.callback(tool))
 
 
 def _tool_ended(given: Mapping[str, Any]) -> Effect:
@@ -121,10 +121,10 @@ def _tool_ended(given: Mapping[str, Any]) -> Effect:
         ok=given.get("status") == "ok",
     )
 
-    def effect(desk: Desk, turn: Turn) -> None:
-        desk.emit(turn, turn.callback(tool))
+    def effect(dispatcher: Dispatcher, turn: Turn) -> None:
+        dispatcher.emit(turn, turn.callback(tool))
         if tool.tool == _CLARIFY:
-            desk.clarified(turn)
+            dispatcher.clarified(turn)
 
     return effect
 
@@ -132,7 +132,7 @@ def _tool_ended(given: Mapping[str, Any]) -> Effect:
 def _approval_answered(given: Mapping[str, Any]) -> Effect | None:
     if given.get("choice") != "timeout":
         return None
-    return lambda desk, turn: desk.approval_expired(turn)
+    return lambda dispatcher, turn: dispatcher.approval_expired(turn)
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], Effect | None]] = {

@@ -71,7 +71,7 @@ class Turn:
     """Why files of the answer did not reach the peer."""
     questions: dict[str, Question] = field(default_factory=dict)
     started: bool = False
-    cancelled: bool = False
+    canceled: bool = False
     interrupted: bool = False
     agent_ran: bool = False
     answer: str | None = None
@@ -129,7 +129,7 @@ class Turn:
 
     def final(self) -> Callback:  # noqa: PLR0911 - one line for each ending
         """The verdict, from what the hooks and the sends said."""
-        if self.cancelled:
+        if self.canceled:
             return self._final(Final("canceled", usage=self.usage))
         if self.answer is not None:
             return self._verdict(self.answer)

@@ -25,7 +25,7 @@ from molecule_hermes.protocol.media_types import MismatchError, decoded, is_text
 from molecule_hermes.text import safe_name
 from molecule_hermes.turns.features import Feature
 from molecule_hermes.turns.model import Attachment
-from molecule_hermes.turns.scheduler import Conversations
+from molecule_hermes.turns.scheduler import Scheduler
 from molecule_hermes.wire import MAX_ATTACHMENTS, MAX_FILE_BYTES
 
 __all__ = [
@@ -70,7 +70,7 @@ class Attachments:
         self._max_files = max_files
         self._max_file = max_file
         self._fetch_timeout = fetch_timeout
-        self._fetching = Conversations(_FETCHING)
+        self._fetching = Scheduler(_FETCHING)
 
     async def read(
         self, message: Message | None, peer: str = ""

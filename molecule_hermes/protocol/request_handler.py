@@ -64,7 +64,7 @@ from molecule_hermes.protocol.validation import (
 from molecule_hermes.protocol.webhooks import PushSender
 from molecule_hermes.storage.quota import StorageQuota
 from molecule_hermes.telemetry.metrics import Metrics
-from molecule_hermes.turns.idempotency import Retries
+from molecule_hermes.turns.idempotency import IdempotencyIndex
 
 __all__ = ["BridgeRequestHandler"]
 
@@ -90,7 +90,7 @@ class BridgeRequestHandler(RequestHandler):
         card: AgentCard,
         webhooks: PushSender,
         *,
-        idempotency: Retries | None = None,
+        idempotency: IdempotencyIndex | None = None,
         quota: StorageQuota | None = None,
         max_events: int = 1024,
         metrics: Metrics | None = None,
@@ -99,7 +99,7 @@ class BridgeRequestHandler(RequestHandler):
         self._executor = executor
         self._tasks = tasks
         self._webhooks = webhooks
-        self._sent = Retries(0.0) if idempotency is None else idempotency
+        self._sent = IdempotencyIndex(0.0) if idempotency is None else idempotency
         self._quota = quota
         self._max_events = max_events
         self._metrics = metrics or Metrics()
@@ -246,7 +246,7 @@ class BridgeRequestHandler(RequestHandler):
             return _Accepted(log)
         require_interrupted(task)
         require_room_for_answer(task, without_bytes(message))
-        if log.cancelling is not None and log.cancelling.locked():
+        if log.canceling is not None and log.canceling.locked():
             raise UnsupportedOperationError(f"task {task.id} has just ended: it is being canceled")
         return _Accepted(log, RequestContext(context, params, task.id, task.context_id, task))
 
@@ -298,9 +298,9 @@ class BridgeRequestHandler(RequestHandler):
     async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task:
         log = await self._log(params.id, context)
         task = log.task
-        if log.cancelling is None:
-            log.cancelling = asyncio.Lock()
-        async with log.cancelling:
+        if log.canceling is None:
+            log.canceling = asyncio.Lock()
+        async with log.canceling:
             if log.ended:
                 raise TaskNotCancelableError(
                     f"task {task.id} has ended: {TaskState.Name(log.task.status.state)}"

@@ -60,7 +60,7 @@ class TaskLog(EventQueue):
         "_recorder",
         "_unsaved",
         "_waiters",
-        "cancelling",
+        "canceling",
         "context",
         "ended",
         "lost",
@@ -84,7 +84,7 @@ class TaskLog(EventQueue):
         self.context = ServerCallContext(user=context.user)
         self.version = int(recorded)
         """Counts what peers were told; 0 before they were told that the task exists."""
-        self.cancelling: asyncio.Lock | None = None
+        self.canceling: asyncio.Lock | None = None
         """Held while the task is being canceled, which happens once."""
         self.recorded = recorded
         self.ended = task.status.state in TERMINAL
@@ -116,7 +116,7 @@ class TaskLog(EventQueue):
 
     async def enqueue_event(self, event: Event) -> None:
         """Returns when the event is durable, if it must be, and every subscriber has it in its
-        queue. Cancelling the caller does not undo the event."""
+        queue. Canceling the caller does not undo the event."""
         if isinstance(event, TaskArtifactUpdateEvent) and not self._appending.locked():
             await self._append(event)  # nothing in it waits before the event is in every queue
         else:

@@ -14,7 +14,7 @@ from molecule_hermes.transports.base import Transport
 from molecule_hermes.transports.chat.transport import ChatTransport
 from molecule_hermes.transports.plugin.transport import PluginTransport
 from molecule_hermes.transports.smoke import SmokeTransport
-from molecule_hermes.turns.scheduler import Conversations
+from molecule_hermes.turns.scheduler import Scheduler
 
 __all__ = [
     "TransportName",
@@ -73,7 +73,7 @@ def create_transport(
 def executor_options(settings: Settings, transport: Transport) -> dict[str, Any]:
     """The keyword arguments of `HermesAgentProxyExecutor`, in our server and when embedded."""
     return {
-        "conversations": Conversations(
+        "scheduler": Scheduler(
             settings.max_running,
             settings.max_waiting,
             settings.max_waiting_of_peer,

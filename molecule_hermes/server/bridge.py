@@ -51,8 +51,8 @@ from molecule_hermes.storage.opening import Store, open_store
 from molecule_hermes.storage.quota import StorageQuota
 from molecule_hermes.telemetry.metrics import CONTENT_TYPE, CountResponses, Metrics
 from molecule_hermes.transports.base import Transport
-from molecule_hermes.turns.idempotency import Retries
-from molecule_hermes.turns.scheduler import Conversations
+from molecule_hermes.turns.idempotency import IdempotencyIndex
+from molecule_hermes.turns.scheduler import Scheduler
 
 __all__ = ["Bridge"]
 
@@ -86,7 +86,7 @@ class Bridge:
         self.url = ""
         """Where peers reach it, as the card says."""
         self.local_url = ""
-        self._retries = Retries(settings.retry_window)
+        self._idempotency = IdempotencyIndex(settings.retry_window)
         self._stopping: set[asyncio.Task[None]] = set()
         """Turns whose tasks could not be stored."""
         self._peer_tokens = PeerTokens(settings.peer_tokens)
@@ -103,7 +103,7 @@ class Bridge:
             )
             for sent in store.messages:
                 age = max(0.0, time.time() - sent.at)
-                self._retries.recall(*sent[:4], age)
+                self._idempotency.recall(*sent[:4], age)
             await self._stack.enter_async_context(self._transport)
             push = PushSender(
                 PushConfigs(store.push_configs), PublicOnly(self._settings.push_hosts)
@@ -191,12 +191,12 @@ class Bridge:
             tasks,
             card,
             push,
-            idempotency=self._retries,
+            idempotency=self._idempotency,
             quota=quota,
             max_events=settings.max_events,
             metrics=self.metrics,
         )
-        self._watch(options["conversations"], push, handler)
+        self._watch(options["scheduler"], push, handler)
         self._stack.push_async_callback(handler.aclose)
         return card, handler
 
@@ -244,9 +244,9 @@ class Bridge:
         task = log.task
         if log.lost is None and task.status.state == TaskState.TASK_STATE_REJECTED:
             for message in task.history:
-                self._retries.rejected(log.owner, task.context_id, message.message_id, task.id)
+                self._idempotency.rejected(log.owner, task.context_id, message.message_id, task.id)
         if log.lost is not None:
-            self._retries.release(task.id)
+            self._idempotency.release(task.id)
             context = RequestContext(ServerCallContext(), task_id=log.task.id)
             stop = asyncio.create_task(self._executor.cancel(context, log))
             self._stopping.add(stop)
@@ -255,7 +255,7 @@ class Bridge:
     async def _figures(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type=CONTENT_TYPE)
 
-    def _watch(self, line: Conversations, push: PushSender, handler: BridgeRequestHandler) -> None:
+    def _watch(self, line: Scheduler, push: PushSender, handler: BridgeRequestHandler) -> None:
         executor, transport = self._executor, self._transport
         watch = self.metrics.watch
         watch("running_turns", "Turns that run", lambda: line.running)

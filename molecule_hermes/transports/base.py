@@ -36,14 +36,14 @@ class Transport(Protocol):
     async def __aexit__(self, *error: object) -> None: ...
 
     def run(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
-        """Runs the turn; the last event is exactly one of Completed, Failed and Cancelled.
+        """Runs the turn; the last event is exactly one of Completed, Failed and Canceled.
 
         Whoever closes the generator before that gives the turn up, and Hermes is told to stop.
         """
         ...
 
     async def cancel(self, turn: Turn) -> None:
-        """Stops a running turn, whose `run` then ends with Cancelled. No-op for any other."""
+        """Stops a running turn, whose `run` then ends with Canceled. No-op for any other."""
         ...
 
     async def answer(self, turn: Turn, question_id: str, answer: str) -> None:

@@ -29,7 +29,7 @@ class SmokeTransport:
         yield Failed(_no_hermes())
 
     async def cancel(self, turn: Turn) -> None:
-        """No turn runs long enough to be cancelled."""
+        """No turn runs long enough to be canceled."""
 
     async def answer(self, turn: Turn, question_id: str, answer: str) -> None:
         raise QuestionGoneError(question_id)

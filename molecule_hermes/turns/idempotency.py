@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-__all__ = ["Retries"]
+__all__ = ["IdempotencyIndex"]
 
 MAX_KNOWN = 100_000
 MAX_OF_PEER = 50_000
@@ -16,7 +16,7 @@ _Known = OrderedDict[tuple[str, str], tuple[float, str]]
 """When a message came and the task it belongs to, by context and messageId, the oldest first."""
 
 
-class Retries:
+class IdempotencyIndex:
     """Messages of the last `window` seconds. No I/O; the clock is given.
 
     Each peer's messages are bounded, and beyond the bound on all of them the peer that has most

@@ -1,7 +1,7 @@
 """The vocabulary between the executor and the transports.
 
 A `Turn` goes to Hermes; `TurnEvent`s come back, the last of them exactly one of `Completed`,
-`Failed` and `Cancelled`.
+`Failed` and `Canceled`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from molecule_hermes.errors import TurnFailure
 
 __all__ = [
     "Attachment",
-    "Cancelled",
+    "Canceled",
     "Completed",
     "Failed",
     "FileProduced",
@@ -138,14 +138,14 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
+class Canceled:
     pass
 
 
 TurnEvent = (
-    TextDelta | ToolProgress | Notice | FileProduced | Question | Completed | Failed | Cancelled
+    TextDelta | ToolProgress | Notice | FileProduced | Question | Completed | Failed | Canceled
 )
 
 
 def is_last(event: TurnEvent) -> bool:
-    return isinstance(event, Completed | Failed | Cancelled)
+    return isinstance(event, Completed | Failed | Canceled)

@@ -12,13 +12,13 @@ from typing import Self
 
 from molecule_hermes.errors import Busy, Draining, TurnFailure
 
-__all__ = ["Conversations", "Slot"]
+__all__ = ["Scheduler", "Slot"]
 
 
 class Slot:
     """A turn's place in line. Leave it with `async with`, whatever happens."""
 
-    def __init__(self, line: Conversations, conversation: str, peer: str, size: int) -> None:
+    def __init__(self, line: Scheduler, conversation: str, peer: str, size: int) -> None:
         self._line = line
         self.conversation = conversation
         self.peer = peer
@@ -63,7 +63,7 @@ class Slot:
             self._turn.exception()  # seen, even if nobody waits any more
 
 
-class Conversations:
+class Scheduler:
     def __init__(
         self,
         max_running: int = 10,
@@ -90,7 +90,7 @@ class Conversations:
         self._lines: dict[str, deque[Slot]] = {}
         """Who waits, by conversation."""
         self._ready: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
-        """Conversations with somebody in line and nobody running, by peer, in turn."""
+        """Scheduler with somebody in line and nobody running, by peer, in turn."""
         self._running_of: Counter[str] = Counter()
         self._waiting_of: Counter[str] = Counter()
         self._bytes_of: Counter[str] = Counter()

@@ -223,7 +223,7 @@ async def repeats(me: Peer, context: str) -> list[Record]:
 async def cancels(me: Peer, context: str) -> list[Record]:
     allowed = frozenset({"COMPLETED", "CANCELED"})
     tool = me.dice.random() < 0.5
-    record = me.new("cancelled", context, allowed=allowed, may_ask_model=2)
+    record = me.new("canceled", context, allowed=allowed, may_ask_model=2)
     said = f"demo:run echo {record.mark} && sleep 5" if tool else f"demo:slow=0.3 {record.mark} a b"
     sending = asyncio.create_task(me.send(record, message(said, context)))
     await asyncio.sleep(me.dice.uniform(0, 1.5))

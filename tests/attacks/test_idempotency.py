@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from molecule_hermes.client.connection import message
 from molecule_hermes.turns import idempotency as module
-from molecule_hermes.turns.idempotency import Retries
+from molecule_hermes.turns.idempotency import IdempotencyIndex
 from molecule_hermes.turns.model import Completed
 from tests.conftest import StartBridge
 from tests.support.fakes import ScriptedTransport
@@ -81,7 +81,7 @@ async def test_rejected_messages_are_not_read_back_at_the_start(bridge: StartBri
 
 
 def test_a_peer_that_sends_much_loses_its_own_oldest() -> None:
-    retries = Retries(60.0, max_known=100, max_of_peer=20)
+    retries = IdempotencyIndex(60.0, max_known=100, max_of_peer=20)
     retries.claim("alice", "", "first", "task")
     for number in range(1000):
         retries.claim("mallory", "", str(number), "x")
@@ -99,7 +99,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_the_bounds_hold_and_only_the_greatest_loses(steps: list[tuple[str, int, int]]) -> None:
     now = 0.0
-    retries = Retries(1000.0, lambda: now, max_known=12, max_of_peer=8)
+    retries = IdempotencyIndex(1000.0, lambda: now, max_known=12, max_of_peer=8)
     claimed: dict[str, list[int]] = {"a": [], "b": [], "c": []}
     for name, number, later in steps:
         now += later

@@ -536,7 +536,7 @@ async def test_ctrl_c_cancels_the_task_and_shows_its_end(bridge: StartBridge) ->
         terminal.interrupt()
         assert await terminal.ends() == 130
         task = await the_task(b.url)
-    assert "\ncancelling …" in terminal.seen
+    assert "\ncanceling …" in terminal.seen
     assert "\ncanceled\n" in terminal.seen
     assert (state(task), reply_text(task)) == ("CANCELED", "So far")
 
@@ -549,7 +549,7 @@ async def test_ctrl_c_at_the_prompt_cancels_the_task(bridge: StartBridge) -> Non
         terminal.interrupt()
         assert await terminal.ends() == 130
         task = await the_task(b.url)
-    assert "\ncancelling …" in terminal.seen
+    assert "\ncanceling …" in terminal.seen
     assert terminal.seen.count("answer> ") == 1
     assert state(task) == "CANCELED"
     assert transport.answers == []
@@ -562,7 +562,7 @@ async def test_a_second_ctrl_c_leaves_at_once(bridge: StartBridge) -> None:
     async with bridge(transport) as b, AtTerminal("send", "go", "--url", b.url) as terminal:
         await terminal.shows("So far")
         terminal.interrupt()
-        await terminal.shows("cancelling …")
+        await terminal.shows("canceling …")
         terminal.interrupt()
         assert await terminal.ends() == 130
         task = await the_task(b.url)
@@ -580,7 +580,7 @@ async def test_ctrl_c_before_there_is_a_task_cancels_it_when_there_is_one(
         async with AtTerminal("send", "go", "--url", line.url) as terminal:
             await until(lambda: not line.passes.is_set())
             terminal.interrupt()
-            await terminal.shows("cancelling …")
+            await terminal.shows("canceling …")
             line.holds = b""
             line.passes.set()
             assert await terminal.ends() == 130
@@ -593,7 +593,7 @@ async def test_ctrl_c_while_nobody_answers_leaves(agent: FakeAgent) -> None:
     async with AtTerminal("send", "go", "--url", agent.url) as terminal:
         await until(lambda: agent.parts)
         terminal.interrupt()
-        await terminal.shows("cancelling …")
+        await terminal.shows("canceling …")
         terminal.interrupt()
         assert await terminal.ends() == 130
     assert "left; the task may still run\n" in terminal.seen

@@ -181,7 +181,7 @@ async def test_what_is_no_choice_and_what_another_peer_says_approve_nothing(
 
 
 @pytest.mark.feature(Feature.APPROVALS)
-async def test_a_task_that_asks_can_be_cancelled_and_the_command_never_runs(
+async def test_a_task_that_asks_can_be_canceled_and_the_command_never_runs(
     alice: Client, victim: Path
 ) -> None:
     asked = await ask(alice, f"demo:run rm -rf {victim}", "cancel-question")
@@ -191,7 +191,7 @@ async def test_a_task_that_asks_can_be_cancelled_and_the_command_never_runs(
     assert after.states[-1] == "INPUT_REQUIRED" or after.states[-1] == "COMPLETED"
     assert victim.exists()
     if after.states[-1] == "INPUT_REQUIRED":
-        # Hermes puts the cancelled message in front of the next: the demo model obeys it again.
+        # Hermes puts the canceled message in front of the next: the demo model obeys it again.
         await alice.cancel_task(CancelTaskRequest(id=after.task_id))
 
 

@@ -148,7 +148,7 @@ async def test_any_messages_are_answered_or_refused(messages: list[Any]) -> None
     assert answered.status_code in (200, 400)
 
 
-async def test_a_turn_that_is_cancelled_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_turn_that_is_canceled_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     body = {"messages": [{"role": "user", "content": "demo:slow=0.01 " * 20}], "stream": True}
     async with (
         demo_model() as url,

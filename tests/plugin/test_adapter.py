@@ -12,7 +12,7 @@ from gateway.config import Platform
 
 from molecule_hermes.plugin import adapter as module
 from molecule_hermes.plugin.adapter import MoleculeAdapter
-from molecule_hermes.plugin.desk import Desk
+from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.files import save
 from molecule_hermes.plugin.hooks import Hooks
 from molecule_hermes.plugin.ledger import Ledger
@@ -51,7 +51,7 @@ def adapter(sent: Sent, work: Path, monkeypatch: pytest.MonkeyPatch) -> Molecule
     monkeypatch.setattr(module, "Platform", lambda _: Platform.API_SERVER)
     made = MoleculeAdapter(SimpleNamespace(extra={}, enabled=True), Hooks())
     ledger = Ledger()
-    made._desk = Desk(made, ledger, sent)  # type: ignore[arg-type]
+    made._dispatcher = Dispatcher(made, ledger, sent)  # type: ignore[arg-type]
     ledger.accept(Inbound("c", "p", "m", "http://127.0.0.1:1/", "hi"))
     assert ledger.begin("c")
     return made
@@ -80,7 +80,7 @@ async def test_a_local_file_becomes_a_file_with_its_bytes(
 async def test_the_peers_own_file_comes_back_only_when_it_changed(
     adapter: Any, sent: Sent, work: Path
 ) -> None:
-    turn = adapter._desk.find("m")
+    turn = adapter._dispatcher.find("m")
     turn.inbound = replace(turn.inbound, attachments=(Attachment("a.png", "image/png", b"old"),))
     path = save(turn.inbound.attachments[0], work, turn.files)
     assert (await adapter.send_image_file("c", str(path))).success
@@ -117,7 +117,7 @@ async def test_what_is_not_handed_over_is_told_and_remembered(
     (callback,) = sent.callbacks
     assert isinstance(callback.body, Notice)
     assert callback.content == result.error
-    assert adapter._desk.find("m").refused == [result.error]
+    assert adapter._dispatcher.find("m").refused == [result.error]
 
 
 async def test_an_address_that_the_wire_does_not_take_is_told(adapter: Any, sent: Sent) -> None:

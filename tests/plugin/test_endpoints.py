@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from molecule_hermes.plugin.desk import Desk
+from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.endpoints import application
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.wire import HEALTH_PATH, INBOUND_PATH, SECRET_HEADER, Inbound
@@ -16,8 +16,8 @@ from tests.plugin.test_desk import FakeGateway, FakeOutbox
 class Door:
     def __init__(self, secret: str = "s3cret") -> None:
         self.gateway = FakeGateway()
-        self.desk = Desk(self.gateway, Ledger(max_waiting=2), FakeOutbox())
-        app = application(self.desk, secret=secret, max_body=2000)
+        self.dispatcher = Dispatcher(self.gateway, Ledger(max_waiting=2), FakeOutbox())
+        app = application(self.dispatcher, secret=secret, max_body=2000)
         self.client = TestClient(TestServer(app))
 
     async def inbound(self, message_id: str) -> tuple[int, dict[str, Any], str | None]:
@@ -32,7 +32,7 @@ async def door() -> AsyncIterator[Door]:
     made = Door()
     async with made.client:
         yield made
-    await made.desk.close()
+    await made.dispatcher.close()
 
 
 @pytest.mark.parametrize("state", ["starting", "draining"])
@@ -79,4 +79,4 @@ async def test_a_secret_that_only_the_bridge_has_is_refused() -> None:
     door = Door(secret="")
     async with door.client:
         assert (await door.inbound("1"))[0] == 401
-    await door.desk.close()
+    await door.dispatcher.close()

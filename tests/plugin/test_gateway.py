@@ -159,7 +159,7 @@ async def test_interim_text_is_replaced_by_the_answer(
     assert ended.duration is not None
 
 
-async def test_a_running_turn_can_be_cancelled_and_the_chat_goes_on(
+async def test_a_running_turn_can_be_canceled_and_the_chat_goes_on(
     hermes: Hermes, callbacks: CallbackServer
 ) -> None:
     words = " ".join(f"w{number}" for number in range(20))
@@ -177,7 +177,7 @@ async def test_a_running_turn_can_be_cancelled_and_the_chat_goes_on(
     assert (await hermes.cancel(message))[0] == 404
 
 
-async def test_cancelling_stops_the_tool(hermes: Hermes, callbacks: CallbackServer) -> None:
+async def test_canceling_stops_the_tool(hermes: Hermes, callbacks: CallbackServer) -> None:
     mark = hermes.home / "still-running"
     command = f"while true; do date > {mark}; sleep 0.1; done"
     message = await hermes.say(callbacks, f"demo:run {command}")
@@ -198,16 +198,14 @@ async def test_cancelling_stops_the_tool(hermes: Hermes, callbacks: CallbackServ
     await hermes.until(gone, 10)
 
 
-async def test_a_hanging_model_can_be_cancelled(hermes: Hermes, callbacks: CallbackServer) -> None:
+async def test_a_hanging_model_can_be_canceled(hermes: Hermes, callbacks: CallbackServer) -> None:
     message = await hermes.say(callbacks, "demo:hang")
     await hermes.cancel(message)
     _, final = await callbacks.final(message, 15)
     assert final.status == "canceled"
 
 
-async def test_a_waiting_message_can_be_cancelled(
-    hermes: Hermes, callbacks: CallbackServer
-) -> None:
+async def test_a_waiting_message_can_be_canceled(hermes: Hermes, callbacks: CallbackServer) -> None:
     first = await hermes.say(callbacks, "demo:slow=0.1\ndemo:words=15", chat="queue")
     second = await hermes.say(callbacks, "never seen", chat="queue")
     third = await hermes.say(callbacks, "third", chat="queue")
@@ -369,7 +367,7 @@ async def test_a_denied_command_does_not_run(hermes: Hermes, callbacks: Callback
     assert victim.exists()
 
 
-async def test_a_turn_that_waits_for_approval_can_be_cancelled(
+async def test_a_turn_that_waits_for_approval_can_be_canceled(
     hermes: Hermes, callbacks: CallbackServer
 ) -> None:
     message = await hermes.say(callbacks, f"demo:run rm -rf {hermes.home}/x", chat="undecided")
@@ -398,7 +396,7 @@ async def test_a_question_of_the_agent_is_answered(
     assert "mauve" in callback.content
 
 
-async def test_a_turn_that_asks_can_be_cancelled_and_the_next_message_is_no_answer(
+async def test_a_turn_that_asks_can_be_canceled_and_the_next_message_is_no_answer(
     hermes: Hermes, callbacks: CallbackServer
 ) -> None:
     asks = 'demo:call=clarify {"question": "Which?"}'

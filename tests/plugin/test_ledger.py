@@ -63,7 +63,7 @@ def test_a_waiting_message_can_leave() -> None:
     turns = [ledger.accept(inbound(name)) for name in "123"]
     ledger.begin("chat")
     assert turns[1] is not None
-    turns[1].cancelled = True
+    turns[1].canceled = True
     callback = ledger.finish(turns[1])
     assert callback is not None
     assert callback.body == Final("canceled")
@@ -125,7 +125,7 @@ def test_the_answer_is_what_the_agent_ended_with() -> None:
     assert verdict(one) == ("completed", "", "the answer")
     one.interrupted = True
     assert verdict(one)[0] == "completed"
-    one.cancelled = True
+    one.canceled = True
     assert verdict(one) == ("canceled", "", "")
 
 

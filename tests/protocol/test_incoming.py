@@ -324,7 +324,7 @@ async def test_a_server_that_fails_is_told() -> None:
         assert "cannot be reached" in failure.message
 
 
-async def test_a_cancelled_read_stops_fetching() -> None:
+async def test_a_canceled_read_stops_fetching() -> None:
     asked = asyncio.Event()
 
     async def silent(request: web.Request) -> web.Response:
@@ -444,7 +444,7 @@ async def test_settings_bound_the_files_of_a_bridge(bridge: StartBridge) -> None
     assert transport.turns[0].attachments[0].data == PNG
 
 
-async def test_a_task_can_be_cancelled_while_its_files_are_fetched(bridge: StartBridge) -> None:
+async def test_a_task_can_be_canceled_while_its_files_are_fetched(bridge: StartBridge) -> None:
     asked = asyncio.Event()
 
     async def silent(request: web.Request) -> web.Response:

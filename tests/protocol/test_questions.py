@@ -331,7 +331,7 @@ async def test_after_an_answer_the_turns_time_goes_on(bridge: StartBridge) -> No
     assert done.failure["kind"] == "timeout"
 
 
-async def test_a_task_that_asks_can_be_cancelled(bridge: StartBridge) -> None:
+async def test_a_task_that_asks_can_be_canceled(bridge: StartBridge) -> None:
     transport = ScriptedTransport(TextDelta("so far"), APPROVAL, Answered(), Completed("never"))
     async with bridge(transport) as b, peer(b.url) as client:
         asked = await ask(client, "go", "ctx")

@@ -44,7 +44,7 @@ from molecule_hermes.protocol.task_log import TaskLog
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.protocol.webhooks import PushConfigs, PushSender
 from molecule_hermes.storage.memory import MemoryTaskStore
-from molecule_hermes.turns.idempotency import Retries
+from molecule_hermes.turns.idempotency import IdempotencyIndex
 from molecule_hermes.turns.model import Completed, Question, TextDelta
 from tests.support.fakes import Answered, ScriptedTransport
 from tests.support.peers import state
@@ -125,7 +125,9 @@ async def serving(
             store or Disk(), push.send_notification, checkpoint=0.01, on_end=stop_if_lost
         ) as tasks,
     ):
-        handler = BridgeRequestHandler(executor, tasks, CARD, push, idempotency=Retries(window))
+        handler = BridgeRequestHandler(
+            executor, tasks, CARD, push, idempotency=IdempotencyIndex(window)
+        )
         yield handler
         if isinstance(executor, HermesAgentProxyExecutor):
             await executor.drain(0)

@@ -201,7 +201,7 @@ async def test_text_is_recorded_later_and_told_at_once() -> None:
     assert [p.text for p in (await log.snapshot()).artifacts[0].parts] == ["one two"]
 
 
-async def test_a_writer_that_is_cancelled_has_written() -> None:
+async def test_a_writer_that_is_canceled_has_written() -> None:
     disk = Disk()
     log = make(disk)
     await log.enqueue_event(created())

@@ -155,7 +155,7 @@ async def test_messages_to_an_ended_task_leave_nothing_behind(bridge: StartBridg
         assert "\nmolecule_hermes_active_tasks 0.0\n" in (await http.get(b.url + "/metrics")).text
 
 
-async def test_an_ended_task_cannot_be_cancelled_subscribed_to_or_written_to(
+async def test_an_ended_task_cannot_be_canceled_subscribed_to_or_written_to(
     bridge: StartBridge,
 ) -> None:
     async with bridge(ScriptedTransport(Completed("x"))) as b, peer(b.url) as client:

@@ -230,7 +230,7 @@ async def test_a_turn_whose_state_cannot_be_stored_is_given_up(
         with no_file_may_grow():
             assert (await ask(client, "hi")).states == ["FAILED"]
         async with asyncio.timeout(10):
-            while not all(e.is_set() for e in transport._cancelled.values()):
+            while not all(e.is_set() for e in transport._canceled.values()):
                 await asyncio.sleep(0.01)
         await until_ready(b)
 

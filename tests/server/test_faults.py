@@ -151,7 +151,7 @@ async def test_a_turn_whose_callbacks_are_lost_ends_in_time_and_hermes_is_told_t
     ):
         lost = await ask(client, "one", "ctx")
         assert lost.failure["kind"] == "timeout"
-        assert plugin.cancelled == [plugin.received[0]["message_id"]]
+        assert plugin.canceled == [plugin.received[0]["message_id"]]
         plugin.script = echo_by_plugin
         assert (await ask(client, "two", "ctx")).text == "two"
         late = await plugin.call(plugin.received[0], "late", type="final", status="completed")
@@ -239,7 +239,7 @@ class SlowToCancel(ScriptedTransport):
         await super().cancel(turn)
 
 
-async def test_who_leaves_while_the_task_is_cancelled_leaves_nothing_behind(
+async def test_who_leaves_while_the_task_is_canceled_leaves_nothing_behind(
     bridge: StartBridge,
 ) -> None:
     transport = SlowToCancel(60.0, Completed("late"))
@@ -247,24 +247,24 @@ async def test_who_leaves_while_the_task_is_cancelled_leaves_nothing_behind(
         events = one.send_message(message("hi"))
         task_id = (await anext(events)).task.id
         await anext(events)
-        cancelling = asyncio.create_task(other.cancel_task(CancelTaskRequest(id=task_id)))
+        canceling = asyncio.create_task(other.cancel_task(CancelTaskRequest(id=task_id)))
         await asyncio.sleep(0.1)
         await events.aclose()
-        assert state(await cancelling) == "CANCELED"
+        assert state(await canceling) == "CANCELED"
         await _until_figure(b.url, "molecule_hermes_active_tasks", 0)
 
 
-async def test_an_answer_while_the_task_is_cancelled_leaves_nothing_behind(
+async def test_an_answer_while_the_task_is_canceled_leaves_nothing_behind(
     bridge: StartBridge,
 ) -> None:
     transport = SlowToCancel(Question("q", "clarify", "what?"), Answered(), Completed("late"))
     async with bridge(transport) as b, peer(b.url) as one, peer(b.url) as other:
         asked = await ask(one, "hi")
-        cancelling = asyncio.create_task(other.cancel_task(CancelTaskRequest(id=asked.task_id)))
+        canceling = asyncio.create_task(other.cancel_task(CancelTaskRequest(id=asked.task_id)))
         await asyncio.sleep(0.1)
         with pytest.raises(UnsupportedOperationError, match="just ended"):
             await ask(one, "this", task_id=asked.task_id)
-        assert state(await cancelling) == "CANCELED"
+        assert state(await canceling) == "CANCELED"
         await _until_figure(b.url, "molecule_hermes_active_tasks", 0)
 
 

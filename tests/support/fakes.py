@@ -21,7 +21,7 @@ from typing import Any
 from aiohttp import web
 
 from molecule_hermes.turns.features import features_of
-from molecule_hermes.turns.model import Cancelled, Turn, TurnEvent
+from molecule_hermes.turns.model import Canceled, Turn, TurnEvent
 
 KEY = "0123456789abcdef-test"
 
@@ -178,7 +178,7 @@ class ScriptedTransport:
         self.answers: list[tuple[str, str]] = []
         self.refuses_answers: Exception | None = None
         self._answered: dict[str, asyncio.Queue[str]] = {}
-        self._cancelled: dict[str, asyncio.Event] = {}
+        self._canceled: dict[str, asyncio.Event] = {}
         self.deaf = False
 
     @property
@@ -196,8 +196,8 @@ class ScriptedTransport:
             raise self.failure
 
     async def cancel(self, turn: Turn) -> None:
-        if turn.message_id in self._cancelled and not self.deaf:
-            self._cancelled[turn.message_id].set()
+        if turn.message_id in self._canceled and not self.deaf:
+            self._canceled[turn.message_id].set()
 
     async def answer(self, turn: Turn, question_id: str, answer: str) -> None:
         if self.refuses_answers:
@@ -207,20 +207,20 @@ class ScriptedTransport:
 
     async def run(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
         self.turns.append(turn)
-        cancelled = self._cancelled[turn.message_id] = asyncio.Event()
+        canceled = self._canceled[turn.message_id] = asyncio.Event()
         answers = self._answered[turn.message_id] = asyncio.Queue()
         for step in self.script:
             if isinstance(step, Exception):
                 raise step
             if isinstance(step, float | asyncio.Event | Answered):
-                waits = [asyncio.ensure_future(w) for w in (_wait(step, answers), cancelled.wait())]
+                waits = [asyncio.ensure_future(w) for w in (_wait(step, answers), canceled.wait())]
                 try:
                     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     for wait in waits:
                         wait.cancel()
-                if cancelled.is_set():
-                    yield Cancelled()
+                if canceled.is_set():
+                    yield Canceled()
                     return
             else:
                 yield step

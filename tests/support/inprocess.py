@@ -19,7 +19,7 @@ from molecule_hermes.client.connection import message
 from molecule_hermes.executor import HermesAgentProxyExecutor
 from molecule_hermes.storage.contents import merge_text
 from molecule_hermes.transports.base import Transport
-from molecule_hermes.turns.scheduler import Conversations
+from molecule_hermes.turns.scheduler import Scheduler
 from tests.support.peers import Turn
 
 _CARD = AgentCard(
@@ -37,7 +37,7 @@ _FIELDS = {
 }
 
 
-async def run_executor(transport: Transport, conversations: Conversations) -> Turn:
+async def run_executor(transport: Transport, conversations: Scheduler) -> Turn:
     """One turn to its end; each question is answered with "deny"."""
     executor = HermesAgentProxyExecutor(transport, conversations)
     store = InMemoryTaskStore()

@@ -13,7 +13,7 @@ from molecule_hermes.errors import AuthFailure, Unreachable
 from molecule_hermes.transports.chat.transport import MAX_BODY, MAX_TEXT, ChatTransport
 from molecule_hermes.turns.model import (
     Attachment,
-    Cancelled,
+    Canceled,
     Completed,
     Failed,
     Notice,
@@ -333,7 +333,7 @@ async def test_cancel_closes_the_stream_and_ends_the_turn(
         await chat.cancel(turn())
         await consumer
         await hermes.closed_early.wait()
-    assert events == [Cancelled()]
+    assert events == [Canceled()]
 
 
 async def test_leaving_a_turn_early_closes_its_stream(
@@ -380,7 +380,7 @@ async def test_a_cancel_that_comes_before_anything_was_sent_ends_the_turn(
     await asyncio.sleep(0)
     await chat.cancel(turn())
     async with asyncio.timeout(5):
-        assert await first == Cancelled()
+        assert await first == Canceled()
     await events.aclose()
     assert chat.pending == 0
 

@@ -21,7 +21,7 @@ from molecule_hermes.transports.plugin.replies import Replies
 from molecule_hermes.transports.plugin.transport import CallbackRefused, PluginTransport
 from molecule_hermes.turns.model import (
     Attachment,
-    Cancelled,
+    Canceled,
     Completed,
     Failed,
     Notice,
@@ -43,7 +43,7 @@ class FakePlugin:
 
     def __init__(self) -> None:
         self.received: list[dict[str, Any]] = []
-        self.cancelled: list[str] = []
+        self.canceled: list[str] = []
         self.answers: list[dict[str, Any]] = []
         self.answer_status = 200
         self.statuses: list[int] = []
@@ -88,7 +88,7 @@ class FakePlugin:
         if request.headers.get(SECRET_HEADER) != SECRET:
             return web.json_response({"ok": False}, status=401)
         message_id = (await request.json())["message_id"]
-        self.cancelled.append(message_id)
+        self.canceled.append(message_id)
         body = next((b for b in self.received if b["message_id"] == message_id), None)
         if body is None or not self.knows_cancel:
             return web.json_response({"ok": False}, status=404)
@@ -193,7 +193,7 @@ async def test_a_turn_is_sent_and_called_back(
     assert body["chat_id"] == turn().conversation
     assert (body["peer_id"], body["content"]) == ("alice", "ping")
     assert body["metadata"] == {"a2a_task_id": "task-m-1", "a2a_context_id": "ctx"}
-    assert plugin.cancelled == []
+    assert plugin.canceled == []
 
 
 async def test_files_go_along(plugin: FakePlugin, transport: PluginTransport) -> None:
@@ -384,8 +384,8 @@ async def test_cancel_waits_for_hermes_to_stop(
     while not transport._accepted:
         await asyncio.sleep(0.01)
     await transport.cancel(turn())
-    assert await running == [Cancelled()]
-    assert plugin.cancelled == ["m-1"]
+    assert await running == [Canceled()]
+    assert plugin.canceled == ["m-1"]
 
 
 async def test_cancel_of_what_hermes_does_not_know_ends_here(
@@ -397,7 +397,7 @@ async def test_cancel_of_what_hermes_does_not_know_ends_here(
     while not transport._accepted:
         await asyncio.sleep(0.01)
     await transport.cancel(turn())
-    assert await running == [Cancelled()]
+    assert await running == [Canceled()]
 
 
 async def test_cancel_while_it_is_still_being_sent(
@@ -408,7 +408,7 @@ async def test_cancel_while_it_is_still_being_sent(
     while not len(transport._replies):
         await asyncio.sleep(0.01)
     await transport.cancel(turn())
-    assert (await running)[-1] == Cancelled()
+    assert (await running)[-1] == Canceled()
 
 
 async def test_leaving_early_tells_hermes_to_stop(
@@ -420,7 +420,7 @@ async def test_leaving_early_tells_hermes_to_stop(
     plugin.script = script
     async with aclosing(transport.run(turn())) as events:
         assert await anext(events) == TextDelta("a")
-    assert plugin.cancelled == ["m-1"]
+    assert plugin.canceled == ["m-1"]
     assert len(transport._replies) == 0
     assert transport._accepted == {}
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from molecule_hermes.errors import Draining, InternalFailure, Interrupted
 from molecule_hermes.transports.plugin.replies import MAX_EARLY, Replies, Reply
 from molecule_hermes.turns.model import (
-    Cancelled,
+    Canceled,
     Completed,
     Failed,
     FileProduced,
@@ -145,7 +145,7 @@ async def test_an_old_plugins_callback_without_a_type_is_the_answer() -> None:
             Question("q", "approval", "?", ("once", "deny")),
         ),
         (callback("?", type="clarify", question_id="q"), Question("q", "clarify", "?")),
-        (final("", status="canceled"), Cancelled()),
+        (final("", status="canceled"), Canceled()),
         (
             final(
                 "x", usage={"input_tokens": 1, "output_tokens": 2, "total_tokens": 3, "model": "m"}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from molecule_hermes.client.connection import message
 from molecule_hermes.config import Settings
 from molecule_hermes.server.bridge import Bridge
-from molecule_hermes.turns.idempotency import Retries
+from molecule_hermes.turns.idempotency import IdempotencyIndex
 from molecule_hermes.turns.model import Completed, Question, TextDelta
 from tests.conftest import StartBridge
 from tests.support.fakes import Answered, ScriptedTransport
@@ -25,7 +25,7 @@ APPROVAL = Question("q1", "approval", "may I?", ("once", "deny"))
 
 
 def test_a_message_belongs_to_the_task_that_claimed_it() -> None:
-    retries = Retries(60.0)
+    retries = IdempotencyIndex(60.0)
     retries.claim("alice", "ctx", "m", "one")
     for other in (("bob", "ctx", "m"), ("alice", "other", "m"), ("alice", "ctx", "n")):
         retries.claim(*other, "two")
@@ -36,7 +36,7 @@ def test_a_message_belongs_to_the_task_that_claimed_it() -> None:
 
 def test_after_the_window_it_may_come_again() -> None:
     now = [0.0]
-    retries = Retries(10.0, lambda: now[0])
+    retries = IdempotencyIndex(10.0, lambda: now[0])
     retries.claim("alice", "ctx", "m", "one")
     now[0] = 10.0
     assert retries.find("alice", "ctx", "m") == "one"
@@ -49,7 +49,7 @@ def test_after_the_window_it_may_come_again() -> None:
 
 @pytest.mark.parametrize(("window", "message_id"), [(0.0, "m"), (60.0, "")])
 def test_without_a_window_or_a_name_every_message_is_new(window: float, message_id: str) -> None:
-    retries = Retries(window)
+    retries = IdempotencyIndex(window)
     for task in ("one", "two"):
         assert retries.find("alice", "ctx", message_id) is None
         retries.claim("alice", "ctx", message_id, task)
@@ -59,7 +59,7 @@ def test_without_a_window_or_a_name_every_message_is_new(window: float, message_
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("mn"), st.integers(0, 20))))
 def test_within_a_window_each_message_has_one_task(steps: list[tuple[str, str, int]]) -> None:
     now = 0.0
-    retries = Retries(30.0, lambda: now)
+    retries = IdempotencyIndex(30.0, lambda: now)
     claimed: dict[tuple[str, str], tuple[float, str]] = {}
     for number, (peer_name, message_id, later) in enumerate(steps):
         now += later

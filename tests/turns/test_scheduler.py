@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molecule_hermes.errors import Busy, Draining
-from molecule_hermes.turns.scheduler import Conversations, Slot
+from molecule_hermes.turns.scheduler import Scheduler, Slot
 
 
 async def test_a_free_line_starts_at_once() -> None:
-    line = Conversations()
+    line = Scheduler()
     async with line.enter("a") as slot:
         assert slot.started
         assert await slot.wait()
@@ -22,7 +22,7 @@ async def test_a_free_line_starts_at_once() -> None:
 
 
 async def test_one_conversation_runs_one_turn_at_a_time_in_order() -> None:
-    line = Conversations()
+    line = Scheduler()
     first, second, third = (line.enter("a") for _ in range(3))
     assert [s.started for s in (first, second, third)] == [True, False, False]
     line._leave(first)
@@ -30,7 +30,7 @@ async def test_one_conversation_runs_one_turn_at_a_time_in_order() -> None:
 
 
 async def test_conversations_run_side_by_side_up_to_the_limit() -> None:
-    line = Conversations(max_running=2)
+    line = Scheduler(max_running=2)
     a, b, c = (line.enter(name) for name in "abc")
     assert [s.started for s in (a, b, c)] == [True, True, False]
     line._leave(a)
@@ -38,7 +38,7 @@ async def test_conversations_run_side_by_side_up_to_the_limit() -> None:
 
 
 async def test_a_busy_conversation_does_not_hold_up_another() -> None:
-    line = Conversations(max_running=2)
+    line = Scheduler(max_running=2)
     line.enter("a")
     again = line.enter("a")
     other = line.enter("b")
@@ -46,7 +46,7 @@ async def test_a_busy_conversation_does_not_hold_up_another() -> None:
 
 
 async def test_a_full_line_is_busy() -> None:
-    line = Conversations(max_running=1, max_waiting=1)
+    line = Scheduler(max_running=1, max_waiting=1)
     line.enter("a")
     line.enter("b")
     with pytest.raises(Busy, match="1 turns run and 1 wait"):
@@ -55,7 +55,7 @@ async def test_a_full_line_is_busy() -> None:
 
 
 async def test_one_peer_does_not_take_every_place() -> None:
-    line = Conversations(max_running=3, max_running_of_peer=2)
+    line = Scheduler(max_running=3, max_running_of_peer=2)
     first, _, third = (line.enter(f"a{i}", "ann") for i in range(3))
     assert (third.started, line.running) == (False, 2)
     bob = line.enter("b", "bob")
@@ -67,7 +67,7 @@ async def test_one_peer_does_not_take_every_place() -> None:
 
 
 async def test_a_peer_at_its_limit_does_not_hold_up_those_behind_it() -> None:
-    line = Conversations(max_running=2, max_running_of_peer=1)
+    line = Scheduler(max_running=2, max_running_of_peer=1)
     line.enter("a1", "ann")
     line.enter("a2", "ann")
     bob, carl = line.enter("b", "bob"), line.enter("c", "carl")
@@ -77,7 +77,7 @@ async def test_a_peer_at_its_limit_does_not_hold_up_those_behind_it() -> None:
 
 
 async def test_what_waits_has_so_many_bytes_at_most_and_half_of_one_peer() -> None:
-    line = Conversations(max_running=1, max_waiting_bytes=100)
+    line = Scheduler(max_running=1, max_waiting_bytes=100)
     running = line.enter("a", "ann", 1000)
     waiting = line.enter("a1", "ann", 50)
     with pytest.raises(Busy, match="your turns that wait would have 51 bytes, more than 50"):
@@ -93,14 +93,14 @@ async def test_what_waits_has_so_many_bytes_at_most_and_half_of_one_peer() -> No
 
 
 async def test_with_no_room_to_wait_a_free_turn_still_starts() -> None:
-    line = Conversations(max_running=1, max_waiting=0)
+    line = Scheduler(max_running=1, max_waiting=0)
     assert line.enter("a").started
     with pytest.raises(Busy):
         line.enter("b")
 
 
 async def test_a_withdrawn_turn_does_not_run_and_frees_its_place() -> None:
-    line = Conversations(max_running=1)
+    line = Scheduler(max_running=1)
     first = line.enter("a")
     async with line.enter("b") as waiting:
         waiting.withdraw()
@@ -111,7 +111,7 @@ async def test_a_withdrawn_turn_does_not_run_and_frees_its_place() -> None:
 
 
 async def test_leaving_by_cancellation_frees_the_place() -> None:
-    line = Conversations(max_running=1)
+    line = Scheduler(max_running=1)
     first = line.enter("a")
 
     async def wait() -> None:
@@ -128,7 +128,7 @@ async def test_leaving_by_cancellation_frees_the_place() -> None:
 
 
 async def test_closing_answers_those_who_wait_and_lets_the_running_go_on() -> None:
-    line = Conversations(max_running=1)
+    line = Scheduler(max_running=1)
     running, waiting = line.enter("a"), line.enter("b")
     line.close()
     with pytest.raises(Draining):
@@ -140,7 +140,7 @@ async def test_closing_answers_those_who_wait_and_lets_the_running_go_on() -> No
 
 async def test_any_mixture_keeps_the_bounds_and_loses_nobody() -> None:
     chance = random.Random(7)
-    line = Conversations(max_running=3, max_waiting=20)
+    line = Scheduler(max_running=3, max_waiting=20)
     order: dict[str, list[int]] = {}
     inside: set[str] = set()
 
@@ -162,7 +162,7 @@ async def test_any_mixture_keeps_the_bounds_and_loses_nobody() -> None:
 
 
 async def test_a_peer_that_floods_does_not_starve_another() -> None:
-    line = Conversations(max_running=1)
+    line = Scheduler(max_running=1)
     running = line.enter("flood-0", "flooder")
     flood = [line.enter(f"flood-{i}", "flooder") for i in range(1, 50)]
     quiet = [line.enter(f"quiet-{i}", "quiet") for i in range(2)]
@@ -175,7 +175,7 @@ async def test_a_peer_that_floods_does_not_starve_another() -> None:
 
 
 async def test_one_peer_cannot_take_all_the_room_to_wait() -> None:
-    line = Conversations(max_running=1, max_waiting=10, max_waiting_of_peer=3)
+    line = Scheduler(max_running=1, max_waiting=10, max_waiting_of_peer=3)
     line.enter("a", "flooder")
     for i in range(3):
         line.enter(f"a{i}", "flooder")
@@ -185,7 +185,7 @@ async def test_one_peer_cannot_take_all_the_room_to_wait() -> None:
 
 
 async def test_a_paused_turn_gives_its_place_to_others_and_keeps_its_conversation() -> None:
-    line = Conversations(max_running=1)
+    line = Scheduler(max_running=1)
     asking, other, same = line.enter("a", "p"), line.enter("b", "q"), line.enter("a", "p")
     assert [slot.started for slot in (asking, other, same)] == [True, False, False]
     asking.pause()
@@ -201,12 +201,12 @@ async def test_a_paused_turn_gives_its_place_to_others_and_keeps_its_conversatio
 
 
 async def test_paused_turns_are_bounded_in_all_and_for_each_peer() -> None:
-    line = Conversations(max_running=1, max_paused=2, max_paused_of_peer=1)
+    line = Scheduler(max_running=1, max_paused=2, max_paused_of_peer=1)
     for peer in ("p", "q"):
         line.enter(peer, peer).pause()
     with pytest.raises(Busy, match="2 questions wait"):
         line.enter("r", "r").pause()
-    line = Conversations(max_running=2, max_paused=2, max_paused_of_peer=1)
+    line = Scheduler(max_running=2, max_paused=2, max_paused_of_peer=1)
     line.enter("a", "p").pause()
     refused = line.enter("b", "p")
     with pytest.raises(Busy, match="1 of your questions"):
@@ -218,7 +218,7 @@ async def test_paused_turns_are_bounded_in_all_and_for_each_peer() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9))))
 async def test_pauses_lose_no_place_and_make_none(steps: list[tuple[int, int]]) -> None:
-    line = Conversations(max_running=2, max_paused=2, max_paused_of_peer=2)
+    line = Scheduler(max_running=2, max_paused=2, max_paused_of_peer=2)
     inside: list[Slot] = []
     for number, action in steps:
         if action < 5:
@@ -250,7 +250,7 @@ async def test_the_line_is_fair_in_order_and_forgets_nobody(
     steps: list[tuple[str, int, int]],
 ) -> None:
     """Enter, leave and withdraw in any order: within a conversation first come, first served."""
-    line = Conversations(max_running=2, max_waiting=1000, max_waiting_of_peer=1000)
+    line = Scheduler(max_running=2, max_waiting=1000, max_waiting_of_peer=1000)
     inside: list[Slot] = []
     for peer, number, action in steps:
         if action < 6:
@@ -276,5 +276,5 @@ async def test_the_line_is_fair_in_order_and_forgets_nobody(
 
 
 async def test_a_slot_knows_its_conversation() -> None:
-    assert isinstance(slot := Conversations().enter("a"), Slot)
+    assert isinstance(slot := Scheduler().enter("a"), Slot)
     assert slot.conversation == "a"

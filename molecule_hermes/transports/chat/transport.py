@@ -39,7 +39,7 @@ from molecule_hermes.transports.chat.completions import (
 )
 from molecule_hermes.turns.features import features_of
 from molecule_hermes.turns.model import (
-    Cancelled,
+    Canceled,
     Completed,
     Failed,
     Notice,
@@ -147,7 +147,7 @@ class ChatTransport:
         """
         events: asyncio.Queue[TurnEvent] = asyncio.Queue()
         reader = asyncio.create_task(self._read(turn, events), name=f"chat:{turn.message_id}")
-        reader.add_done_callback(partial(_tell_if_cancelled, events))
+        reader.add_done_callback(partial(_tell_if_canceled, events))
         self._readers[turn.message_id] = reader
         try:
             while True:
@@ -261,10 +261,10 @@ class _PacedConnector(aiohttp.TCPConnector):
             return await super().connect(*args, **more)
 
 
-def _tell_if_cancelled(events: asyncio.Queue[TurnEvent], reader: asyncio.Task[None]) -> None:
-    """Not by the reader itself: what is cancelled before it begins never does begin."""
+def _tell_if_canceled(events: asyncio.Queue[TurnEvent], reader: asyncio.Task[None]) -> None:
+    """Not by the reader itself: what is canceled before it begins never does begin."""
     if reader.cancelled():
-        events.put_nowait(Cancelled())
+        events.put_nowait(Canceled())
 
 
 class _Reply:

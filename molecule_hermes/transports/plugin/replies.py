@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 from molecule_hermes.errors import Draining, EmptyReply, InternalFailure, TurnFailure
 from molecule_hermes.turns.model import (
-    Cancelled,
+    Canceled,
     Completed,
     Failed,
     FileProduced,
@@ -173,7 +173,7 @@ def event_of(callback: Callback) -> TurnEvent:  # noqa: PLR0911 - one for each t
 
 def _end(final: Final, text: str) -> TurnEvent:
     if final.status == "canceled":
-        return Cancelled()
+        return Canceled()
     if final.error is not None:
         return Failed(final.error.failure())
     if final.status == "failed":

@@ -27,7 +27,7 @@ from molecule_hermes.transports.plugin.callback_server import ReplyServer
 from molecule_hermes.transports.plugin.replies import Replies, Reply
 from molecule_hermes.turns.features import features_of
 from molecule_hermes.turns.model import (
-    Cancelled,
+    Canceled,
     Failed,
     Notice,
     Turn,
@@ -169,7 +169,7 @@ class PluginTransport:
             return
         # Hermes's own end of the turn is worth waiting for: by then its tools have stopped.
         if turn.message_id not in self._accepted or not await self._tell_to_stop(turn):
-            reply.end(Cancelled())
+            reply.end(Canceled())
 
     async def answer(self, turn: Turn, question_id: str, answer: str) -> None:
         message = Answer(turn.message_id, question_id, answer, self._name)

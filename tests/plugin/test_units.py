@@ -253,8 +253,8 @@ class Hearing:
 
     def heard(self, message_id: str, effect: Effect) -> None:
         self.names.append(message_id)
-        desk: Any = SimpleNamespace(emit=lambda turn, callback: self.told.append(callback))
-        effect(desk, self.turn)
+        dispatcher: Any = SimpleNamespace(emit=lambda turn, callback: self.told.append(callback))
+        effect(dispatcher, self.turn)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Where the bridge's requests and Hermes's doings meet: one final for each message.
 
-The desk knows Hermes only through `Gateway`, and runs on the event loop alone.
+The dispatcher knows Hermes only through `Gateway`, and runs on the event loop alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from molecule_hermes.wire import (
     Push,
 )
 
-__all__ = ["Desk", "Gateway", "NotAChoiceError", "UnknownNameError"]
+__all__ = ["Dispatcher", "Gateway", "NotAChoiceError", "UnknownNameError"]
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class NotAChoiceError(ValueError):
 
 
 class Gateway(Protocol):
-    """What the desk needs of Hermes."""
+    """What the dispatcher needs of Hermes."""
 
     def state(self) -> Literal["ready", "starting", "draining"]: ...
     def busy(self, turn: Turn) -> bool:
@@ -69,7 +69,7 @@ class Gateway(Protocol):
     def clarify(self, question_id: str, answer: str) -> bool: ...
 
 
-class Desk:
+class Dispatcher:
     def __init__(self, gateway: Gateway, ledger: Ledger, outbox: Outbox) -> None:
         self._gateway = gateway
         self._ledger = ledger
@@ -104,9 +104,9 @@ class Desk:
         if turn is None:
             raise UnknownNameError("no such message is waiting or running")
         require_same_bridge(turn.inbound, bridge)
-        if turn.cancelled:
+        if turn.canceled:
             return
-        turn.cancelled = True
+        turn.canceled = True
         # Not in Hermes yet: what runs in its chat is another turn, and stays.
         if not turn.started:
             self.finish(turn)
@@ -152,7 +152,7 @@ class Desk:
         return self._ledger.running(chat_id)
 
     def emit(self, turn: Turn, callback: Callback | None) -> None:
-        if callback is not None and not turn.cancelled:
+        if callback is not None and not turn.canceled:
             self._post(turn, callback)
 
     def notice(self, turn: Turn, text: str) -> None:
@@ -222,7 +222,7 @@ class Desk:
             await self._until_free(turn)
             if self._gateway.state() == "draining":
                 failure = Draining()
-            elif not turn.cancelled:
+            elif not turn.canceled:
                 turn.started = True
                 await self._gateway.start(turn)
                 await self._until_ended(turn)
@@ -235,7 +235,7 @@ class Desk:
     async def _until_free(self, turn: Turn) -> None:
         # A second message into a busy session would interrupt it and be answered under
         # the first one's name (base.py:4762), so the session must have been left.
-        while self._gateway.busy(turn) and not turn.cancelled:  # noqa: ASYNC110 - no event tells
+        while self._gateway.busy(turn) and not turn.canceled:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(_POLL)
 
     async def _until_ended(self, turn: Turn) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from molecule_hermes.plugin.desk import Desk, NotAChoiceError, UnknownNameError
+from molecule_hermes.plugin.dispatcher import Dispatcher, NotAChoiceError, UnknownNameError
 from molecule_hermes.plugin.ledger import Ledger, Question, Turn
 from molecule_hermes.plugin.outbox import Outbox, Parcel
 from molecule_hermes.wire import Answer, Approval, Callback, File, Final, Inbound, Notice, Push
@@ -23,7 +23,7 @@ class FakeOutbox(Outbox):
 
 
 class FakeGateway:
-    """Hermes, as far as the desk sees it: it works on one turn of a chat until told."""
+    """Hermes, as far as the dispatcher sees it: it works on one turn of a chat until told."""
 
     def __init__(self) -> None:
         self.phase: Literal["ready", "starting", "draining"] = "ready"
@@ -67,17 +67,17 @@ class Room:
     def __init__(self) -> None:
         self.gateway = FakeGateway()
         self.outbox = FakeOutbox()
-        self.desk = Desk(self.gateway, Ledger(), self.outbox)
+        self.dispatcher = Dispatcher(self.gateway, Ledger(), self.outbox)
 
     def say(self, message_id: str, chat: str = "c") -> bool:
-        return self.desk.accept(Inbound(chat, "p", message_id, "http://127.0.0.1:1/", "hi"))
+        return self.dispatcher.accept(Inbound(chat, "p", message_id, "http://127.0.0.1:1/", "hi"))
 
     async def started(self) -> Turn:
         return await asyncio.wait_for(self.gateway.started.get(), 5)
 
     def end(self, turn: Turn, answer: str = "done") -> None:
         turn.answered(answer)
-        self.desk.finish(turn)
+        self.dispatcher.finish(turn)
         self.gateway.working.discard(turn.chat_id)
 
     def finals(self) -> list[tuple[str, str]]:
@@ -92,7 +92,7 @@ class Room:
 async def room() -> AsyncIterator[Room]:
     made = Room()
     yield made
-    await made.desk.close()
+    await made.dispatcher.close()
 
 
 async def ended(turn: Turn) -> None:
@@ -106,7 +106,7 @@ async def test_the_next_message_waits_until_hermes_has_left_the_chat(room: Room)
     first = await room.started()
     assert (await room.started()).message_id == "x"
     first.answered("done")
-    room.desk.finish(first)
+    room.dispatcher.finish(first)
     # Ended, but Hermes still holds the session.
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(room.gateway.started.get(), 0.1)
@@ -125,7 +125,7 @@ async def test_a_turn_hermes_forgot_is_ended(room: Room) -> None:
 async def test_a_turn_that_cannot_start_fails_and_the_next_one_runs(room: Room) -> None:
     room.gateway.crash = True
     room.say("1")
-    turn = room.desk.find("1")
+    turn = room.dispatcher.find("1")
     assert turn is not None
     await ended(turn)
     room.gateway.crash = False
@@ -138,7 +138,7 @@ async def test_while_draining_nothing_new_is_started(room: Room) -> None:
     room.say("1")
     room.say("2")
     first = await room.started()
-    second = room.desk.find("2")
+    second = room.dispatcher.find("2")
     assert second is not None
     room.gateway.phase = "draining"
     room.end(first)
@@ -150,30 +150,30 @@ async def test_closing_ends_every_message(room: Room) -> None:
     room.say("1")
     room.say("2")
     await room.started()
-    await room.desk.close()
+    await room.dispatcher.close()
     assert room.finals() == [("1", "interrupted"), ("2", "draining")]
-    assert room.desk.active == 0
+    assert room.dispatcher.active == 0
 
 
 async def test_cancel_before_hermes_has_begun_does_not_reach_hermes(room: Room) -> None:
     room.gateway.working.add("c")  # a turn of Hermes's own
     room.say("1")
-    turn = room.desk.find("1")
+    turn = room.dispatcher.find("1")
     assert turn is not None
     await asyncio.sleep(0)
-    room.desk.cancel("1")
+    room.dispatcher.cancel("1")
     await ended(turn)
     assert room.finals() == [("1", "canceled")]
     assert room.gateway.stopped == []
     with pytest.raises(UnknownNameError):
-        room.desk.cancel("1")
+        room.dispatcher.cancel("1")
 
 
 async def test_cancel_waits_for_the_agent_that_it_stops(room: Room) -> None:
     room.gateway.preparing = True
     room.say("1")
     await room.started()
-    room.desk.cancel("1")
+    room.dispatcher.cancel("1")
     await asyncio.sleep(0.1)
     assert room.gateway.stopped == []
     room.gateway.preparing = False
@@ -184,12 +184,12 @@ async def test_cancel_waits_for_the_agent_that_it_stops(room: Room) -> None:
 async def test_cancel_stops_hermes_and_what_is_said_then_is_not_told(room: Room) -> None:
     room.say("1")
     turn = await room.started()
-    room.desk.cancel("1")
-    room.desk.cancel("1")
-    room.desk.notice(turn, "⚡ Stopped")
+    room.dispatcher.cancel("1")
+    room.dispatcher.cancel("1")
+    room.dispatcher.notice(turn, "⚡ Stopped")
     turn.answered("too late")
-    room.desk.finish(turn)
-    await asyncio.wait_for(room.desk.close(), 5)
+    room.dispatcher.finish(turn)
+    await asyncio.wait_for(room.dispatcher.close(), 5)
     assert [c.body for c in room.outbox.callbacks] == [Final("canceled")]
 
 
@@ -210,9 +210,9 @@ async def test_what_was_refused_is_told_at_once_and_remembered_for_one_turn(room
     told = {}
     for _ in range(4):
         turn = await room.started()
-        told[turn.message_id] = room.desk.refused_before(turn)
+        told[turn.message_id] = room.dispatcher.refused_before(turn)
         if turn.message_id == "1":
-            room.desk.refuse(turn, "the file a is not available")
+            room.dispatcher.refuse(turn, "the file a is not available")
         room.end(turn)
     assert told == {"1": (), "2": ("the file a is not available",), "3": (), "4": ()}
     (notice,) = [c for c in room.outbox.callbacks if isinstance(c.body, Notice)]
@@ -233,7 +233,7 @@ async def test_what_is_sent_belongs_to_the_message_it_names(room: Room) -> None:
     room.say("2")
     room.say("9", "other")
     await room.started()
-    owner = room.desk.owner
+    owner = room.dispatcher.owner
     assert owner("c") is first
     assert owner("c", "1") is first
     assert owner("c", "", "1") is first
@@ -249,10 +249,10 @@ async def test_what_is_sent_belongs_to_the_message_it_names(room: Room) -> None:
 
 
 async def test_a_push_comes_after_the_final_and_is_none(room: Room) -> None:
-    assert not room.desk.push("c", "nobody is here")
+    assert not room.dispatcher.push("c", "nobody is here")
     room.say("1")
     room.end(await room.started())
-    assert room.desk.push("c", "the build is done")
+    assert room.dispatcher.push("c", "the build is done")
     assert [type(c.body) for c in room.outbox.callbacks] == [Final, Push]
     assert room.outbox.callbacks[-1].reply_to == "1"
 
@@ -262,14 +262,14 @@ async def test_what_a_turn_says_after_its_end_is_not_in_the_next_one(room: Room)
     room.end(await room.started())
     room.say("2")
     await room.started()
-    assert room.desk.owner("c", "1") is None
-    assert room.desk.push("c", "stopped", File("a.txt", "text/plain", b"x"))
+    assert room.dispatcher.owner("c", "1") is None
+    assert room.dispatcher.push("c", "stopped", File("a.txt", "text/plain", b"x"))
     assert room.outbox.callbacks[-1].reply_to == "1"
 
 
 async def test_notices_are_told_without_secrets(room: Room) -> None:
     room.say("1")
-    room.desk.notice(await room.started(), "retrying with api_key=abcdefgh")
+    room.dispatcher.notice(await room.started(), "retrying with api_key=abcdefgh")
     (callback,) = room.outbox.callbacks
     assert (callback.body, callback.content) == (Notice(), "retrying with api_key=***")
 
@@ -282,36 +282,36 @@ async def test_answers_reach_the_approvals_in_hermess_order(room: Room) -> None:
     room.say("1")
     turn = await room.started()
     for name in ("q1", "q2", "q3"):
-        room.desk.ask(turn, approval(name), "may I?")
+        room.dispatcher.ask(turn, approval(name), "may I?")
     assert [type(c.body) for c in room.outbox.callbacks] == [Approval] * 3
-    room.desk.answer(Answer("1", "q2", "deny"))
+    room.dispatcher.answer(Answer("1", "q2", "deny"))
     assert room.gateway.approvals == []
     with pytest.raises(UnknownNameError):
-        room.desk.answer(Answer("1", "q2", "once"))
+        room.dispatcher.answer(Answer("1", "q2", "once"))
     with pytest.raises(NotAChoiceError):
-        room.desk.answer(Answer("1", "q1", "always"))
-    room.desk.answer(Answer("1", "q1", "once"))
+        room.dispatcher.answer(Answer("1", "q1", "always"))
+    room.dispatcher.answer(Answer("1", "q1", "once"))
     assert room.gateway.approvals == [("session", "once"), ("session", "deny")]
-    room.desk.approval_expired(turn)
+    room.dispatcher.approval_expired(turn)
     with pytest.raises(UnknownNameError):
-        room.desk.answer(Answer("1", "q3", "once"))
+        room.dispatcher.answer(Answer("1", "q3", "once"))
 
 
 async def test_an_approval_hermes_gave_up_is_gone(room: Room) -> None:
     room.say("1")
     turn = await room.started()
     room.gateway.pending = 0
-    room.desk.ask(turn, approval("q1"), "may I?")
+    room.dispatcher.ask(turn, approval("q1"), "may I?")
     with pytest.raises(UnknownNameError):
-        room.desk.answer(Answer("1", "q1", "once"))
+        room.dispatcher.answer(Answer("1", "q1", "once"))
 
 
 async def test_a_question_takes_any_text_once(room: Room) -> None:
     room.say("1")
     turn = await room.started()
     for name in ("q1", "gone"):
-        room.desk.ask(turn, Question(name, "session", ("a", "b"), approval=False), "which?")
-    room.desk.answer(Answer("1", "q1", "neither"))
+        room.dispatcher.ask(turn, Question(name, "session", ("a", "b"), approval=False), "which?")
+    room.dispatcher.answer(Answer("1", "q1", "neither"))
     for name in ("q1", "gone", "never"):
         with pytest.raises(UnknownNameError):
-            room.desk.answer(Answer("1", name, "a"))
+            room.dispatcher.answer(Answer("1", name, "a"))
