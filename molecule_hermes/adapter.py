@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from molecule_hermes.backoff import Backoff
 from molecule_hermes.embedding import EmbeddedExecutor, ExecutorConfig, create_executor
 from molecule_hermes.errors import StartError, TurnFailure
 from molecule_hermes.hermes.home import HermesHome
@@ -21,8 +22,7 @@ __all__ = ["Adapter", "NativeSession", "SetupError"]
 
 logger = logging.getLogger(__name__)
 
-_FIRST_WAIT = 0.2
-_LAST_WAIT = 5.0
+_BACKOFF = Backoff(first=0.2, longest=5.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +112,19 @@ def _keys() -> list[str]:
 
 async def _until_ready(executor: EmbeddedExecutor) -> None:
     """A failure that another attempt cannot mend, such as a wrong key, is not tried again."""
-    began, wait, attempts = time.monotonic(), _FIRST_WAIT, 0
+    began, attempts = time.monotonic(), 0
+    delays = _BACKOFF.delays(within=executor.settings.ready_budget)
     while True:
         attempts += 1
         try:
             return await executor.check()
         except TurnFailure as failure:
-            took = time.monotonic() - began
-            left = executor.settings.ready_budget - took
-            if left <= 0 or not failure.retryable:
-                tried = f"{attempts} attempts in {took:.1f} s"
+            delay = next(delays, None)
+            if delay is None or not failure.retryable:
+                tried = f"{attempts} attempts in {time.monotonic() - began:.1f} s"
                 raise await _not_ready(executor, failure, tried) from failure
         logger.info("Hermes at %s is not ready (attempt %d)", executor.address, attempts)
-        await asyncio.sleep(min(wait, left))
-        wait = min(wait * 2, _LAST_WAIT)
+        await asyncio.sleep(delay)
 
 
 async def _not_ready(executor: EmbeddedExecutor, failure: TurnFailure, tried: str) -> SetupError:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from molecule_hermes.backoff import Backoff
 from molecule_hermes.config import PREFIX, Settings, is_loopback
 from molecule_hermes.errors import StartError, TurnFailure, Unreachable
 from molecule_hermes.hermes.home import HermesHome
@@ -46,7 +47,7 @@ SHARED_TOOLSETS = ("session_search", "memory", "cronjob")
 _PR_SET_PDEATHSIG = 1
 _CHECK_EVERY = 0.2
 _CHECK_TIMEOUT = 5.0
-_LONGEST_BACKOFF = 30.0
+_RESTART = Backoff(first=1.0, longest=30.0)
 _HANDOVER_TAKES = 10.0
 _TRUE = frozenset({"true", "1", "yes", "on"})
 
@@ -311,7 +312,7 @@ class Gateway:
                     f"ready (the last time with code {code})",
                     f"its log is {self.log_file}; the last lines:\n{self.log_tail()}",
                 )
-            wait = min(2.0 ** (deaths - 1), _LONGEST_BACKOFF)
+            wait = _RESTART.delay(deaths)
             self._on_change(f"Hermes ended with code {code}; starting it again in {wait:g} s")
             await asyncio.sleep(wait)
             self.restarts += 1

@@ -17,6 +17,7 @@ from typing import Self
 
 import aiohttp
 
+from molecule_hermes.backoff import Backoff
 from molecule_hermes.errors import InternalFailure
 from molecule_hermes.wire import (
     SECRET_HEADER,
@@ -34,8 +35,7 @@ __all__ = ["Outbox", "Parcel"]
 
 log = logging.getLogger(__name__)
 
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 5.0
+_BACKOFF = Backoff(first=0.1, longest=5.0)
 # What may be lost when the bridge is down; the final says it all again.
 _PASSING = (Delta, Notice, Tool)
 
@@ -196,9 +196,7 @@ class Outbox:
         callback = parcel.callback.numbered(next(parcel.numbers))
         data = _encoded(callback)
         passing = isinstance(callback.body, _PASSING)
-        loop = asyncio.get_running_loop()
-        give_up = loop.time() + (self._retry_passing_for if passing else self._retry_for)
-        pause = _FIRST_PAUSE
+        delays = _BACKOFF.delays(within=self._retry_passing_for if passing else self._retry_for)
         while True:
             verdict = await self._post(parcel.url, data)
             if verdict is False and data != (instead := _instead_of(callback)):
@@ -207,11 +205,11 @@ class Outbox:
                 continue
             if verdict is not None:
                 return verdict
-            if loop.time() + pause > give_up:
+            delay = next(delays, None)
+            if delay is None:
                 log.warning("gave up a %s callback to %s", callback.body.type, parcel.url)
                 return False
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            await asyncio.sleep(delay)
 
     async def _post(self, url: str, data: bytes) -> bool | None:
         """True: taken. False: refused, and it would be again. None: worth another try."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Self
@@ -29,6 +28,7 @@ from a2a.utils.errors import InvalidParamsError
 from a2a.utils.proto_utils import to_stream_response
 from google.protobuf.json_format import MessageToDict
 
+from molecule_hermes.backoff import Backoff
 from molecule_hermes.errors import StorageFailure
 from molecule_hermes.net.addresses import NotPublicError, PublicOnly
 from molecule_hermes.storage.base import ENDED
@@ -42,6 +42,7 @@ MAX_CONFIGS = 8
 MAX_CONFIG = 16 * 1024
 """Bytes of a configuration: its URL, its token and its credentials."""
 _CONNECTIONS = 256
+_BACKOFF = Backoff(first=0.5, longest=30.0, jitter=0.2)
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -107,7 +108,7 @@ class PushSender(PushNotificationSender):
         *,
         max_waiting: int = 256,
         attempts: int = 5,
-        first_retry: float = 0.5,
+        backoff: Backoff = _BACKOFF,
         timeout: float = 10.0,
         flush_for: float = 5.0,
     ) -> None:
@@ -115,7 +116,7 @@ class PushSender(PushNotificationSender):
         self._addresses = addresses
         self._max_waiting = max_waiting
         self._attempts = attempts
-        self._first_retry = first_retry
+        self._backoff = backoff
         self._timeout = timeout
         self._flush_for = flush_for
         self._lanes: dict[tuple[str, str], _Lane] = {}
@@ -202,15 +203,13 @@ class PushSender(PushNotificationSender):
             del self._lanes[key]
 
     async def _deliver(self, task_id: str, notification: _Notification) -> None:
-        wait = self._first_retry
         for attempt in range(1, self._attempts + 1):
             status = await self._post(notification)
             if 200 <= status < 300:
                 return
             if status not in _RETRIED or attempt == self._attempts:
                 break
-            await asyncio.sleep(wait * random.uniform(0.8, 1.2))  # noqa: S311 - only jitter
-            wait = min(wait * 2, 30.0)
+            await asyncio.sleep(self._backoff.delay(attempt))
         self.failed += 1
         logger.warning("a push notification of task %s was given up (%s)", task_id, status)
 

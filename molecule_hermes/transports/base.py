@@ -6,10 +6,14 @@ import io
 from collections.abc import AsyncGenerator
 from typing import Protocol, Self
 
+from molecule_hermes.backoff import Backoff
 from molecule_hermes.turns.features import Feature
 from molecule_hermes.turns.model import Turn, TurnEvent
 
-__all__ = ["QuestionGoneError", "Transport", "in_pieces"]
+__all__ = ["BACKOFF", "QuestionGoneError", "Transport", "in_pieces"]
+
+BACKOFF = Backoff(first=0.5, longest=2.0)
+"""Between attempts to hand a message to Hermes."""
 
 _PIECE = 2**16
 

@@ -28,12 +28,11 @@ from a2a.types import (
 from a2a.utils.errors import UnsupportedOperationError
 from aiohttp import web
 
+from molecule_hermes.backoff import Backoff
 from molecule_hermes.client.connection import message
 from molecule_hermes.server import http as http_server
 from molecule_hermes.storage.sqlite.store import SqliteTaskStore
-from molecule_hermes.transports.chat import transport as chat_transport
 from molecule_hermes.transports.chat.transport import ChatTransport
-from molecule_hermes.transports.plugin import transport as plugin_transport
 from molecule_hermes.transports.plugin.transport import PluginTransport
 from molecule_hermes.turns.model import Completed, Question, TextDelta, ToolProgress, TurnEvent
 from molecule_hermes.turns.model import Turn as Given
@@ -56,6 +55,7 @@ from tests.transports.test_plugin import SECRET, FakePlugin, nothing, serving
 
 ALICE, BOB = "alice-token-0123456789", "bob-token-0123456789"
 TOKENS = f"alice:{ALICE},bob:{BOB}"
+IMPATIENT = Backoff(first=0.02, longest=0.1)
 
 
 async def until(met: Callable[[], Any], timeout: float = 20.0) -> None:
@@ -102,7 +102,7 @@ async def stormy_plugin() -> AsyncIterator[tuple[PluginTransport, Callable[[], l
     plugin = FakePlugin()
     plugin.statuses, plugin.script = list(REFUSALS), echo_by_plugin
     async with serving(plugin):
-        transport = PluginTransport(plugin.url, secret=SECRET)
+        transport = PluginTransport(plugin.url, secret=SECRET, backoff=IMPATIENT)
         yield transport, lambda: [body["content"] for body in plugin.received]
     await plugin.http.aclose()
 
@@ -111,7 +111,7 @@ async def stormy_plugin() -> AsyncIterator[tuple[PluginTransport, Callable[[], l
 async def stormy_chat() -> AsyncIterator[tuple[ChatTransport, Callable[[], list[str]]]]:
     async with fake_hermes() as hermes:
         hermes.replies = [*map(status, REFUSALS), echo_by_chat]
-        transport = ChatTransport(hermes.base_url, KEY)
+        transport = ChatTransport(hermes.base_url, KEY, backoff=IMPATIENT)
         yield (
             transport,
             lambda: [r["messages"][-1]["content"] for r in hermes.requests[len(REFUSALS) :]],
@@ -120,11 +120,8 @@ async def stormy_chat() -> AsyncIterator[tuple[ChatTransport, Callable[[], list[
 
 @pytest.mark.parametrize("stormy", [stormy_plugin, stormy_chat])
 async def test_a_storm_of_refusals_delays_turns_but_loses_and_doubles_none(
-    bridge: StartBridge, monkeypatch: pytest.MonkeyPatch, stormy: Any
+    bridge: StartBridge, stormy: Any
 ) -> None:
-    for module in (chat_transport, plugin_transport):
-        monkeypatch.setattr(module, "_FIRST_RETRY", 0.02)
-        monkeypatch.setattr(module, "_LAST_RETRY", 0.1)
     texts = [f"c{i % 8} m{i}" for i in range(40)]
     async with stormy() as (transport, taken):
         async with bridge(transport, MAX_RUNNING=6) as b, peer(b.url) as client:

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import aiohttp
 
+from molecule_hermes.backoff import Backoff
 from molecule_hermes.errors import (
     AuthFailure,
     BadRequest,
@@ -28,7 +29,7 @@ from molecule_hermes.errors import (
     Unreachable,
 )
 from molecule_hermes.provider_errors import failure_from_model_error
-from molecule_hermes.transports.base import QuestionGoneError, in_pieces
+from molecule_hermes.transports.base import BACKOFF, QuestionGoneError, in_pieces
 from molecule_hermes.transports.chat.completions import (
     Chunk,
     EventStream,
@@ -68,8 +69,6 @@ _FILE_NAMED = re.compile(r"^[ \t]*MEDIA:[ \t]*\S", re.M)
 # Hermes sends a keep-alive every 30 s (measured), so a stream silent for three of them is dead.
 _SILENCE = 100.0
 _OPENING = 32
-_FIRST_RETRY = 0.5
-_LAST_RETRY = 2.0
 
 
 class _NotThere(Unreachable):
@@ -90,12 +89,14 @@ class ChatTransport:
         system_prompt: str = "",
         patient: bool = False,
         connect_timeout: float = 5.0,
+        backoff: Backoff = BACKOFF,
     ) -> None:
         """`patient`: a Hermes that is not there is being started again, and worth waiting for."""
         self._base_url = base_url.rstrip("/")
         self._api_key = api_key
         self._model = model
         self._system_prompt = system_prompt
+        self._backoff = backoff
         self._passing = (Busy, Draining, *((_NotThere,) if patient else ()))
         self._timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=connect_timeout, sock_read=_SILENCE
@@ -187,16 +188,16 @@ class ChatTransport:
                 f"the message has {len(turn.text):,} characters; Hermes takes {MAX_TEXT:,}"
             )
         body = self._body(turn)
-        wait = _FIRST_RETRY
+        delays = self._backoff.delays()
         while True:
             try:
                 return await self._attempt(turn, body, events)
             except self._passing as failure:
-                # Refused before anything ran, so trying again cannot run the turn twice. The
-                # executor bounds the whole by the turn's time.
-                events.put_nowait(Notice(f"{failure.message}; trying again in {wait:g} s"))
-                await asyncio.sleep(wait)
-                wait = min(wait * 2, _LAST_RETRY)
+                # Refused before anything ran, so a retry cannot run the turn twice. The executor
+                # bounds all attempts together by the turn's timeout.
+                delay = next(delays)
+                events.put_nowait(Notice(f"{failure.message}; trying again in {delay:g} s"))
+                await asyncio.sleep(delay)
 
     def _body(self, turn: Turn) -> bytes:
         messages: list[dict[str, Any]] = [{"role": "user", "content": _content(turn)}]

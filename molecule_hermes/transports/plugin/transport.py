@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import aiohttp
 
+from molecule_hermes.backoff import Backoff
 from molecule_hermes.errors import (
     AuthFailure,
     BadRequest,
@@ -22,7 +23,7 @@ from molecule_hermes.errors import (
     TurnFailure,
     Unreachable,
 )
-from molecule_hermes.transports.base import QuestionGoneError, in_pieces
+from molecule_hermes.transports.base import BACKOFF, QuestionGoneError, in_pieces
 from molecule_hermes.transports.plugin.callback_server import ReplyServer
 from molecule_hermes.transports.plugin.replies import Replies, Reply
 from molecule_hermes.turns.features import features_of
@@ -56,8 +57,6 @@ logger = logging.getLogger(__name__)
 _SEND_TIMEOUT = 10.0
 _SENDS = 5
 _CONNECTIONS = 64
-_FIRST_RETRY = 0.5
-_LAST_RETRY = 2.0
 _GAP = 2.0
 """Seconds that a callback may wait for an earlier one; the plugin sends them one by one."""
 _DEAD = 2
@@ -84,6 +83,7 @@ class PluginTransport:
         callback_port: int = 0,
         patient: bool = False,
         watch_every: float = 0.5,
+        backoff: Backoff = BACKOFF,
     ) -> None:
         """`patient`: a Hermes that is not there is being started again, and worth waiting for."""
         self._base_url = base_url.rstrip("/")
@@ -94,6 +94,7 @@ class PluginTransport:
         self._server = ReplyServer(self._replies, callback_host, callback_port, secret)
         self._patient = patient
         self._watch_every = watch_every
+        self._backoff = backoff
         self._accepted: dict[str, str] = {}
         """The instance of the plugin that took each message."""
         self._pending = asyncio.Event()
@@ -180,7 +181,7 @@ class PluginTransport:
             except (aiohttp.ClientError, TimeoutError) as error:
                 if attempt == _SENDS:
                     raise self._unreachable() from error
-                await asyncio.sleep(_FIRST_RETRY)
+                await asyncio.sleep(self._backoff.delay(attempt))
         if status == 404:
             raise QuestionGoneError(question_id)
         if status != 200:
@@ -202,8 +203,8 @@ class PluginTransport:
         which runs each one once, says `duplicate`.
         """
         message = self._inbound(turn)
-        wait, sends = _FIRST_RETRY, 0
-        while True:
+        sends = 0
+        for delay in self._backoff.delays():
             try:
                 # A turn that waits here holds little; inside the client it holds a request.
                 async with self._sending:
@@ -211,7 +212,7 @@ class PluginTransport:
             except aiohttp.ClientConnectorError as error:
                 if sends or not self._patient:
                     raise self._lost(sends) from error
-                reply.say(Notice(f"Hermes is not there; trying again in {wait:g} s"))
+                reply.say(Notice(f"Hermes is not there; trying again in {delay:g} s"))
             except (aiohttp.ClientError, TimeoutError) as error:
                 sends += 1
                 if sends == _SENDS:
@@ -222,9 +223,8 @@ class PluginTransport:
                     return
                 if status not in (429, 503):
                     raise self._refusal(status, body)
-                reply.say(Notice(f"Hermes is busy or starting; trying again in {wait:g} s"))
-            await asyncio.sleep(wait)
-            wait = min(wait * 2, _LAST_RETRY)
+                reply.say(Notice(f"Hermes is busy or starting; trying again in {delay:g} s"))
+            await asyncio.sleep(delay)
 
     def _inbound(self, turn: Turn) -> Inbound:
         return Inbound(
