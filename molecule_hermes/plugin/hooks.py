@@ -17,7 +17,7 @@ from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.ledger import Turn
 from molecule_hermes.plugin.settings import PLATFORM
 from molecule_hermes.text import redact
-from molecule_hermes.wire import Spent, Tool
+from molecule_hermes.wire import Tool, Usage
 
 __all__ = ["Effect", "Hooks", "Listener", "current_message_id"]
 
@@ -83,8 +83,8 @@ def _answered(given: Mapping[str, Any]) -> Effect:
 
 
 def _model_called(given: Mapping[str, Any]) -> Effect:
-    spent = _spent(given)
-    return lambda dispatcher, turn: turn.model_called(spent)
+    usage = _usage(given)
+    return lambda dispatcher, turn: turn.model_called(usage)
 
 
 def _model_failed(given: Mapping[str, Any]) -> Effect:
@@ -158,11 +158,11 @@ def _preview(given: Mapping[str, Any]) -> str:
     return text if len(text) <= _PREVIEW else text[: _PREVIEW - 1] + "…"
 
 
-def _spent(given: Mapping[str, Any]) -> Spent | None:
+def _usage(given: Mapping[str, Any]) -> Usage | None:
     usage = given.get("usage")
     if not isinstance(usage, Mapping):
         return None
     total, prompt, output = (
         int(usage.get(name) or 0) for name in ("total_tokens", "prompt_tokens", "output_tokens")
     )
-    return Spent(prompt, output, total, str(given.get("response_model") or given.get("model")))
+    return Usage(prompt, output, total, str(given.get("response_model") or given.get("model")))

@@ -24,7 +24,7 @@ from molecule_hermes.errors import (
     TurnFailure,
 )
 from molecule_hermes.provider_errors import failure_from_model_error
-from molecule_hermes.wire import Body, Callback, Delta, Final, Inbound, Problem, Spent
+from molecule_hermes.wire import Body, Callback, Delta, Final, Inbound, Problem, Usage
 
 __all__ = ["Chat", "Ledger", "Question", "Turn"]
 
@@ -77,7 +77,7 @@ class Turn:
     answer: str | None = None
     reply: str | None = None
     failure: TurnFailure | None = None
-    usage: Spent | None = None
+    usage: Usage | None = None
     _draft: object = None
     _streamed: str = ""
 
@@ -116,16 +116,10 @@ class Turn:
         """A call of the model failed; the turn fails if none succeeds later."""
         self.failure = failure_from_model_error(_readable(text), status)
 
-    def model_called(self, usage: Spent | None) -> None:
+    def model_called(self, usage: Usage | None) -> None:
         self.agent_ran, self.failure = True, None
         if usage is not None:
-            spent = self.usage or Spent()
-            self.usage = Spent(
-                spent.input_tokens + usage.input_tokens,
-                spent.output_tokens + usage.output_tokens,
-                spent.total_tokens + usage.total_tokens,
-                usage.model or spent.model,
-            )
+            self.usage = (self.usage or Usage()) + usage
 
     def final(self) -> Callback:  # noqa: PLR0911 - one line for each ending
         """The verdict, from what the hooks and the sends said."""

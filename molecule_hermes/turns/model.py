@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from molecule_hermes.errors import TurnFailure
+from molecule_hermes.wire import Usage
 
 __all__ = [
     "Attachment",
@@ -69,14 +70,6 @@ def conversation_id(peer: str, context_id: str) -> str:
     """
     material = f"{len(peer)}:{peer}{context_id}".encode("utf-8", "surrogatepass")
     return "a2a-" + hashlib.sha256(material).hexdigest()[:40]
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    input_tokens: int = 0
-    output_tokens: int = 0
-    total_tokens: int = 0
-    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from molecule_hermes.wire.callbacks import (
     Notice,
     Problem,
     Push,
-    Spent,
     Tool,
+    Usage,
 )
 from molecule_hermes.wire.fields import WireError, decode
 from molecule_hermes.wire.limits import (
@@ -74,8 +74,8 @@ __all__ = [
     "Origin",
     "Problem",
     "Push",
-    "Spent",
     "Tool",
+    "Usage",
     "WireError",
     "decode",
 ]

@@ -22,8 +22,8 @@ __all__ = [
     "Notice",
     "Problem",
     "Push",
-    "Spent",
     "Tool",
+    "Usage",
 ]
 
 
@@ -201,13 +201,22 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class Usage:
     """The tokens a turn used, and the model that used them."""
 
     input_tokens: int = 0
     output_tokens: int = 0
     total_tokens: int = 0
     model: str = ""
+
+    def __add__(self, later: Usage) -> Usage:
+        """The sum of both; the model is the later one's, where it is known."""
+        return Usage(
+            self.input_tokens + later.input_tokens,
+            self.output_tokens + later.output_tokens,
+            self.total_tokens + later.total_tokens,
+            later.model or self.model,
+        )
 
     @classmethod
     def parse(cls, data: object) -> Self:
@@ -241,7 +250,7 @@ class Final:
     type: ClassVar[str] = "final"
     status: Status = "completed"
     error: Problem | None = None
-    usage: Spent | None = None
+    usage: Usage | None = None
     silent: bool = False
 
     @classmethod
@@ -251,7 +260,7 @@ class Final:
         return cls(
             status=cast(Status, status),
             error=Problem.parse(fields.get("error")) if fields.has("error") else None,
-            usage=Spent.parse(fields.get("usage")) if fields.has("usage") else None,
+            usage=Usage.parse(fields.get("usage")) if fields.has("usage") else None,
             silent=fields.flag("silent", default=False),
         )
 

@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from molecule_hermes.plugin.outbox import Outbox, Parcel
-from molecule_hermes.wire import Callback, Delta, Final, Spent
+from molecule_hermes.wire import Callback, Delta, Final, Usage
 
 KEY = "0123456789abcdef-bench"
 SECRET = "a-shared-secret-of-the-bench"
@@ -79,7 +79,7 @@ class FakeHermes:
         for piece in pieces:
             self._outbox.put(Parcel(url, Callback(chat, name, piece, Delta()), numbers))
             await asyncio.sleep(0)
-        final = Final(usage=Spent(1, 1, 2, "fake"))
+        final = Final(usage=Usage(1, 1, 2, "fake"))
         self._outbox.put(Parcel(url, Callback(chat, name, "".join(pieces), final), numbers))
 
     async def _wait(self) -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from molecule_hermes.errors import Busy
 from molecule_hermes.plugin.ledger import Ledger, Turn
-from molecule_hermes.wire import Callback, Delta, Final, Inbound, Spent
+from molecule_hermes.wire import Callback, Delta, Final, Inbound, Usage
 
 
 def inbound(message_id: str, chat_id: str = "chat") -> Inbound:
@@ -180,9 +180,9 @@ def test_a_reply_without_an_end_of_the_agent_counts_only_if_it_ran(
 
 def test_usage_adds_up() -> None:
     one = turn()
-    one.model_called(Spent(1, 2, 3, "m"))
-    one.model_called(Spent(10, 20, 30, "m"))
-    assert one.usage == Spent(11, 22, 33, "m")
+    one.model_called(Usage(1, 2, 3, "m"))
+    one.model_called(Usage(10, 20, 30, "m"))
+    assert one.usage == Usage(11, 22, 33, "m")
 
 
 def test_drafts_become_deltas() -> None:

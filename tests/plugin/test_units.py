@@ -17,7 +17,7 @@ from molecule_hermes import plugin
 from molecule_hermes.plugin import PluginSettings, files, hermes_settings, prompts, settings
 from molecule_hermes.plugin.hooks import Effect, Hooks
 from molecule_hermes.plugin.ledger import Turn
-from molecule_hermes.wire import Attachment, Callback, Inbound, Spent, Tool
+from molecule_hermes.wire import Attachment, Callback, Inbound, Tool, Usage
 
 
 @given(st.text() | st.from_regex(r"\s*[/@](file|diff|git|url|stop)[: ]?.*"))
@@ -285,7 +285,7 @@ def test_hooks_tell_how_a_turn_went(hearing: Any) -> None:
     assert hearing.turn.failure.kind == "rate_limit"
     usage = {"prompt_tokens": 3, "output_tokens": 4, "total_tokens": 7}
     hearing.fire("post_api_request", platform="molecule_a2a", usage=usage, model="m1")
-    assert hearing.turn.usage == Spent(3, 4, 7, "m1")
+    assert hearing.turn.usage == Usage(3, 4, 7, "m1")
     hearing.fire("post_llm_call", platform="molecule_a2a", assistant_response="hi")
     assert (hearing.turn.answer, hearing.turn.failure) == ("hi", None)
     hearing.fire("on_session_end", platform="molecule_a2a", interrupted=True)

@@ -25,8 +25,8 @@ from molecule_hermes.wire import (
     Origin,
     Problem,
     Push,
-    Spent,
     Tool,
+    Usage,
     WireError,
 )
 
@@ -41,7 +41,7 @@ blobs = st.binary(max_size=200)
 counts = st.integers(0, 2**53 - 1)
 choices = st.lists(texts, max_size=5).map(tuple)
 problems = st.builds(Problem, st.sampled_from(sorted(FAILURES)), texts, texts, st.booleans())
-spent = st.builds(Spent, counts, counts, counts, labels)
+spent = st.builds(Usage, counts, counts, counts, labels)
 bodies = st.one_of(
     st.builds(Delta, st.booleans()),
     st.builds(

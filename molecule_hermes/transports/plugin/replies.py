@@ -180,8 +180,4 @@ def _end(final: Final, text: str) -> TurnEvent:
         return Failed(InternalFailure())
     if not text.strip() and not final.silent:
         return Failed(EmptyReply())
-    spent = final.usage
-    if spent is None:
-        return Completed(text)
-    usage = Usage(spent.input_tokens, spent.output_tokens, spent.total_tokens, spent.model)
-    return Completed(text, usage)
+    return Completed(text, final.usage or Usage())
