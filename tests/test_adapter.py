@@ -20,9 +20,10 @@ from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.plugin_setup import enable
-from tests.support.fakes import KEY, FakeHermes, fake_hermes, free_port
+from tests.support.fakes import KEY, FakeHermes, fake_hermes
 from tests.support.peers import ask, peer
 from tests.support.platforms import AdapterConfig, platform
+from tests.support.serving import free_port
 
 ADAPTER = "molecule_hermes.adapter"
 

@@ -18,9 +18,10 @@ from molecule_hermes.embedding import EmbeddedExecutor, create_executor
 from molecule_hermes.errors import ConfigError, StartError, Unreachable
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.plugin_setup import enable
-from tests.support.fakes import KEY, FakeHermes, answer, free_port, streaming
+from tests.support.fakes import KEY, FakeHermes, answer, streaming
 from tests.support.peers import Turn, ask, peer
 from tests.support.platforms import AdapterConfig, served
+from tests.support.serving import free_port
 
 EXAMPLE = Path(__file__).parent.parent / "docs" / "embedding.md"
 

@@ -20,9 +20,9 @@ from molecule_hermes.wire import (
     Approval,
     Callback,
 )
-from tests.support.fakes import free_port
 from tests.support.gateway import CallbackServer, callback_server, running_hermes
 from tests.support.peers import ask, peer
+from tests.support.serving import free_port
 from tests.support.stack import Stack, environment, up
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

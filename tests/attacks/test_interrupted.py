@@ -12,15 +12,16 @@ from molecule_hermes.turns.model import Completed, TextDelta
 from tests.conftest import StartBridge
 from tests.support.fakes import ScriptedTransport
 from tests.support.peers import ask, peer, send
+from tests.support.serving import serve
+from tests.support.waiting import until
 
 
 async def test_a_turn_that_ran_is_not_to_be_sent_again_unseen(bridge: StartBridge) -> None:
     transport = ScriptedTransport(TextDelta("half"), asyncio.Event(), Completed("never"))
     async with bridge(transport, DRAIN_TIMEOUT=0.1) as b, peer(b.url) as client:
         running = asyncio.create_task(ask(client, "pay the bill"))
+        await until(lambda: transport.turns)
         async with asyncio.timeout(10):
-            while not transport.turns:
-                await asyncio.sleep(0.01)
             await b.__aexit__(None, None, None)
             turn = await running
     assert turn.failure["kind"] == "interrupted"
@@ -33,28 +34,21 @@ async def test_a_turn_that_never_reached_hermes_may_be_sent_again(bridge: StartB
 
     async def slow(request: web.Request) -> web.Response:
         asked.set()
-        await asyncio.sleep(30)
-        return web.Response(text="too late")
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
 
     app = web.Application()
     app.router.add_get("/file.txt", slow)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
     transport = ScriptedTransport(Completed("never"))
     request = message("read this")
-    request.message.parts.append(Part(url=f"http://{host}:{port}/file.txt"))
-    limits = {"DRAIN_TIMEOUT": 0.1, "FILE_HOSTS": host}
-    try:
-        async with bridge(transport, **limits) as b, peer(b.url) as client:
-            waiting = asyncio.create_task(send(client, request))
-            async with asyncio.timeout(10):
-                await asked.wait()
-                await b.__aexit__(None, None, None)
-                turn = await waiting
-    finally:
-        await runner.cleanup()
+    limits = {"DRAIN_TIMEOUT": 0.1, "FILE_HOSTS": "127.0.0.1"}
+    async with serve(app) as url, bridge(transport, **limits) as b, peer(b.url) as client:
+        request.message.parts.append(Part(url=f"{url}/file.txt"))
+        waiting = asyncio.create_task(send(client, request))
+        async with asyncio.timeout(10):
+            await asked.wait()
+            await b.__aexit__(None, None, None)
+            turn = await waiting
     assert transport.turns == []
     assert turn.failure["kind"] == "interrupted"
     assert turn.failure["retryable"] is True

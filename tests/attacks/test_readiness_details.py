@@ -19,8 +19,9 @@ from molecule_hermes.text import without_addresses
 from molecule_hermes.transports.chat.transport import ChatTransport
 from molecule_hermes.transports.plugin.transport import PluginTransport
 from tests.server.test_bridge import CARD
-from tests.support.fakes import KEY, ScriptedTransport, free_port
+from tests.support.fakes import KEY, ScriptedTransport
 from tests.support.raw_http import TOKEN, TOKENS
+from tests.support.serving import free_port
 
 PROBES = ("/readyz", "/healthz", "/startupz")
 INTERNAL = ("10.1.2.3", "8645", "hermes.internal", "/var/lib", "gateway.log", "tasks.db")

@@ -12,7 +12,8 @@ import pytest
 from molecule_hermes.cli.main import _Redacted, main
 from molecule_hermes.turns.model import Completed
 from tests.conftest import StartBridge
-from tests.support.fakes import ScriptedTransport, free_port
+from tests.support.fakes import ScriptedTransport
+from tests.support.serving import free_port
 
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:

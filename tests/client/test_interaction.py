@@ -35,9 +35,11 @@ from molecule_hermes.turns.model import Completed, FileProduced, TextDelta, Tool
 from tests.cli.test_main import run
 from tests.conftest import StartBridge
 from tests.protocol.test_questions import APPROVAL, CLARIFY
-from tests.support.fakes import Answered, ScriptedTransport, free_port
+from tests.support.fakes import Answered, ScriptedTransport
 from tests.support.peers import peer, reply_text, state
+from tests.support.serving import free_port, serve
 from tests.support.terminals import AtTerminal, line_to
+from tests.support.waiting import until
 
 
 class Sent:
@@ -79,7 +81,7 @@ class FakeAgent:
     async def card(self, request: web.Request) -> web.Response:
         self.asked_for_card = True
         if self.card_waits:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         interface = {"url": self.url, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}
         can = {"streaming": self.streams}
         card = {"name": "n", "capabilities": can, "supportedInterfaces": [interface]}
@@ -94,7 +96,7 @@ class FakeAgent:
             return web.json_response(envelope | {"error": error})
         self.parts.append(body["params"]["message"]["parts"])
         if self.answer_waits:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         events = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if not self.streams:
             return web.json_response(envelope | {"result": events[0]})
@@ -108,18 +110,9 @@ async def agent() -> AsyncIterator[FakeAgent]:
     app = web.Application(client_max_size=2**26)
     app.router.add_get("/.well-known/agent-card.json", agent.card)
     app.router.add_post("/", agent.rpc)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    agent.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield agent
-    await runner.cleanup()
-
-
-async def until(true: Any) -> None:
-    async with asyncio.timeout(20):
-        while not true():
-            await asyncio.sleep(0.01)
+    async with serve(app) as url:
+        agent.url = url
+        yield agent
 
 
 async def the_task(url: str) -> Task:

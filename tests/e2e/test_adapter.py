@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fakes import free_port
 from tests.support.peers import ask, peer
 from tests.support.platforms import AdapterConfig, platform
+from tests.support.serving import free_port
 from tests.support.stack import environment, up
 
 

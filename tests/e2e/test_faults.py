@@ -33,7 +33,8 @@ from molecule_hermes.hermes.demo_model import demo_model
 from molecule_hermes.hermes.providers import demo_choice
 from molecule_hermes.wire import REPLY_PATH, SECRET_HEADER
 from tests.support.peers import Turn, ask, peer, reply_text, send, state
-from tests.support.stack import Stack, environment, processes, until, up
+from tests.support.stack import Stack, environment, processes, up
+from tests.support.waiting import until
 
 ENDED = {"COMPLETED", "FAILED", "CANCELED", "REJECTED"}
 WORDS = " ".join(f"word{i}" for i in range(300))

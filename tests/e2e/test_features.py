@@ -22,7 +22,8 @@ from a2a.utils.errors import TaskNotCancelableError, TaskNotFoundError
 from molecule_hermes.client.connection import message
 from molecule_hermes.turns.features import Feature, TransportName, why_not
 from tests.support.peers import Turn, ask, peer, reply_text, send, state
-from tests.support.stack import Stack, environment, processes, until, up
+from tests.support.stack import Stack, environment, processes, up
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

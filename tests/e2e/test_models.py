@@ -18,6 +18,7 @@ from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.process import configure
 from molecule_hermes.hermes.providers import choose_model
 from tests.support.peers import ask, peer
+from tests.support.serving import serve
 from tests.support.stack import environment, up
 
 
@@ -47,14 +48,9 @@ async def recorder() -> AsyncIterator[Recorder]:
     recorder = Recorder()
     app = web.Application(client_max_size=2**26)
     app.router.add_route("*", "/{path:.*}", recorder.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    recorder.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    try:
+    async with serve(app) as url:
+        recorder.url = f"{url}/v1"
         yield recorder
-    finally:
-        await runner.cleanup()
 
 
 @pytest.mark.parametrize("way", ["plugin", "chat"])

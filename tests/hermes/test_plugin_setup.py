@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from molecule_hermes.config import Settings
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.plugin_setup import Hermes, diagnose, enable, platform_state
+from tests.support.serving import serve
 
 FATAL = {"state": "fatal", "error_code": "port_in_use", "error_message": "cannot listen"}
 CONNECTED = {"state": "connected"}
@@ -80,6 +80,6 @@ async def test_what_an_earlier_life_of_hermes_left_is_not_believed(hours: int, k
 
     app = web.Application()
     app.router.add_get("/health/detailed", detailed)
-    async with TestServer(app) as server:
-        told = await platform_state(str(server.make_url("/v1")), "key")
+    async with serve(app) as url:
+        told = await platform_state(f"{url}/v1", "key")
     assert told == (state if known else {}), json.dumps(told)

@@ -19,7 +19,7 @@ from molecule_hermes.errors import StartError, Unreachable
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.process import Gateway, api_address
 from molecule_hermes.net.ports import require_free_port
-from tests.support.fakes import free_port
+from tests.support.serving import free_port
 
 STAYS = (
     "import os, time; print('token=hunter2222', flush=True);"

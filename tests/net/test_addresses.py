@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molecule_hermes.net.addresses import NotPublicError, PublicOnly, is_public
+from tests.support.serving import serve
 
 
 class Resolver(AbstractResolver):
@@ -57,13 +58,8 @@ async def local_server() -> AsyncIterator[tuple[int, list[str]]]:
 
     app = web.Application()
     app.router.add_get("/", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield runner.addresses[0][1], called
-    finally:
-        await runner.cleanup()
+    async with serve(app) as url:
+        yield int(url.rpartition(":")[2]), called
 
 
 @pytest.mark.parametrize(

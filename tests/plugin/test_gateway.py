@@ -27,13 +27,8 @@ from molecule_hermes.wire import (
     Tool,
 )
 from tests.protocol.test_media_types import BMP, PNG
-from tests.support.gateway import (
-    SECRET,
-    CallbackServer,
-    Hermes,
-    callback_server,
-    free_port,
-)
+from tests.support.gateway import SECRET, CallbackServer, Hermes, callback_server
+from tests.support.serving import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from molecule_hermes.plugin import PLATFORM
 from molecule_hermes.plugin.files import left_over
 from molecule_hermes.wire import INBOUND_PATH, Attachment, Inbound
-from tests.support.gateway import CallbackServer, callback_server, free_port, running_hermes
+from tests.support.gateway import CallbackServer, callback_server, running_hermes
+from tests.support.serving import free_port
 
 
 async def test_sigterm_lets_the_turn_end_and_gives_every_message_its_final(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from molecule_hermes.plugin.outbox import Outbox, Parcel
 from molecule_hermes.wire import Body, Callback, Delta, File, Final, Notice, Push, Tool
-from tests.support.gateway import CallbackServer, callback_server, free_port
+from tests.support.gateway import CallbackServer, callback_server
+from tests.support.serving import free_port
 
 
 @pytest.fixture

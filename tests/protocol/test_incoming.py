@@ -38,6 +38,7 @@ from tests.net.test_addresses import Resolver, local_server
 from tests.protocol.test_media_types import JPEG, PDF, PNG
 from tests.support.fakes import ScriptedTransport
 from tests.support.peers import peer, send, state
+from tests.support.serving import serve
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -60,13 +61,8 @@ async def serving(**handlers: Handler) -> AsyncIterator[str]:
     app = web.Application()
     for name, handler in handlers.items():
         app.router.add_get(f"/{name}", handler)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with serve(app) as url:
+        yield url
 
 
 def giving(body: bytes, **headers: str) -> Handler:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -49,6 +49,7 @@ from molecule_hermes.turns.model import Completed, Question, TextDelta
 from tests.support.fakes import Answered, ScriptedTransport
 from tests.support.peers import state
 from tests.support.tasks import context
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -162,12 +163,6 @@ async def subscribe(handler: BridgeRequestHandler, task_id: str) -> list[Any]:
 
 async def cancel(handler: BridgeRequestHandler, task_id: str) -> Task:
     return await handler.on_cancel_task(CancelTaskRequest(id=task_id), PEER)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 # Whatever is done at once.

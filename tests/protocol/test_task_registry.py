@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,6 +27,7 @@ from molecule_hermes.protocol.task_log import Subscription, TaskEvent, TaskLog
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from tests.support.peers import reply_text, state
 from tests.support.tasks import Named, context, task
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -99,12 +100,6 @@ def became(status: str, text: str = "") -> TaskStatusUpdateEvent:
 def piece(text: str) -> TaskArtifactUpdateEvent:
     artifact = Artifact(artifact_id="reply", parts=[Part(text=text)])
     return TaskArtifactUpdateEvent(task_id="t", context_id="c", artifact=artifact, append=True)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def let_others_run() -> None:

@@ -32,6 +32,8 @@ from molecule_hermes.turns.model import Completed, TextDelta
 from tests.conftest import StartBridge
 from tests.support.fakes import ScriptedTransport
 from tests.support.peers import ask, peer, send
+from tests.support.serving import serve
+from tests.support.waiting import until
 
 
 class Webhook:
@@ -62,26 +64,18 @@ class Webhook:
         found = [e.get("statusUpdate", e.get("task", {})).get("status", {}) for e in self.taken]
         return [s["state"].removeprefix("TASK_STATE_") for s in found if s]
 
-    async def until(self, met: Callable[[], Any]) -> None:
-        async with asyncio.timeout(15):
-            while not met():
-                await asyncio.sleep(0.02)
-
 
 @asynccontextmanager
 async def webhook() -> AsyncIterator[Webhook]:
     hook = Webhook()
     app = web.Application()
     app.router.add_post("/hook", hook.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    hook.url = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
-    try:
-        yield hook
-    finally:
-        hook.gate.set()
-        await runner.cleanup()
+    async with serve(app) as url:
+        hook.url = f"{url}/hook"
+        try:
+            yield hook
+        finally:
+            hook.gate.set()
 
 
 def pushed(text: str, url: str, context_id: str = "") -> Any:
@@ -104,7 +98,7 @@ async def test_a_webhook_gets_every_event_in_order_with_its_token(bridge: StartB
         peer(b.url) as client,
     ):
         turn = await send(client, pushed("go", hook.url))
-        await hook.until(lambda: hook.states[-1:] == ["COMPLETED"])
+        await until(lambda: hook.states[-1:] == ["COMPLETED"])
     assert turn.states[-1] == "COMPLETED"
     assert hook.states == ["SUBMITTED", "WORKING", "COMPLETED"]
     updates = [e["artifactUpdate"] for e in hook.taken if "artifactUpdate" in e]
@@ -121,7 +115,7 @@ async def test_a_webhook_that_fails_is_tried_again(bridge: StartBridge) -> None:
     ):
         hook.refuse = [503, 500, 429]
         await send(client, pushed("go", hook.url))
-        await hook.until(lambda: hook.states[-1:] == ["COMPLETED"])
+        await until(lambda: hook.states[-1:] == ["COMPLETED"])
     assert hook.states == ["SUBMITTED", "WORKING", "COMPLETED"]
 
 
@@ -134,7 +128,7 @@ async def test_what_is_refused_for_good_is_not_sent_again(bridge: StartBridge, s
     ):
         hook.refuse = [status]
         await send(client, pushed("go", hook.url))
-        await hook.until(lambda: hook.states[-1:] == ["COMPLETED"])
+        await until(lambda: hook.states[-1:] == ["COMPLETED"])
         assert hook.states == ["WORKING", "COMPLETED"]
         assert b"molecule_hermes_failed_pushes 1.0" in b.metrics.text()
 
@@ -151,7 +145,7 @@ async def test_a_webhook_that_hangs_holds_up_no_turn(bridge: StartBridge) -> Non
         assert [turn.states[-1] for turn in turns] == ["COMPLETED"] * 5
         assert hook.taken == []
         hook.gate.set()
-        await hook.until(lambda: hook.states.count("COMPLETED") == 5)
+        await until(lambda: hook.states.count("COMPLETED") == 5)
 
 
 async def test_a_lane_that_falls_behind_loses_text_and_never_the_end(bridge: StartBridge) -> None:
@@ -165,7 +159,7 @@ async def test_a_lane_that_falls_behind_loses_text_and_never_the_end(bridge: Sta
         hook.gate.clear()
         await send(client, pushed("go", hook.url))
         hook.gate.set()
-        await hook.until(lambda: hook.states[-1:] == ["COMPLETED"])
+        await until(lambda: hook.states[-1:] == ["COMPLETED"])
         assert hook.states == ["SUBMITTED", "WORKING", "COMPLETED"]
         assert len(hook.taken) < 270
 
@@ -241,7 +235,7 @@ async def test_a_task_that_a_crash_cut_off_is_told_to_its_webhook(
         async with bridge, peer(bridge.url) as client:
             stream = client.send_message(pushed("go", hook.url))
             task_id = (await anext(stream)).task.id
-            await hook.until(lambda: "WORKING" in hook.states)
+            await until(lambda: "WORKING" in hook.states)
             # What a crash leaves: the turn is gone and nothing of its end is written.
             bridge._executor._runs.clear()
             copy = environ.state_dir / "tasks.db"
@@ -251,7 +245,7 @@ async def test_a_task_that_a_crash_cut_off_is_told_to_its_webhook(
             (copy.parent / name).write_bytes(data)
         hook.taken.clear()
         async with Bridge(environ, ScriptedTransport()):
-            await hook.until(lambda: hook.states)
+            await until(lambda: hook.states)
     assert hook.states == ["FAILED"]
     assert hook.taken[0]["statusUpdate"]["taskId"] == task_id
     assert hook.taken[0]["statusUpdate"]["status"]["message"]["parts"][1]["data"]["kind"] == (
@@ -285,5 +279,5 @@ async def test_webhooks_that_hang_hold_up_no_other() -> None:
                 config = TaskPushNotificationConfig(url=url)
                 await configs.set_info(event.task_id, config, ServerCallContext())
                 await push.send_notification(event.task_id, event)
-            await hook.until(lambda: hook.taken)
+            await until(lambda: hook.taken)
         hung.gate.set()

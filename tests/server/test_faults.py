@@ -46,22 +46,17 @@ from tests.support.fakes import (
     ScriptedTransport,
     answer,
     fake_hermes,
-    free_port,
     status,
     streaming,
 )
 from tests.support.peers import Turn, ask, peer, reply_text, state
+from tests.support.serving import free_port
+from tests.support.waiting import until
 from tests.transports.test_plugin import SECRET, FakePlugin, nothing, serving
 
 ALICE, BOB = "alice-token-0123456789", "bob-token-0123456789"
 TOKENS = f"alice:{ALICE},bob:{BOB}"
 IMPATIENT = Backoff(first=0.02, longest=0.1)
-
-
-async def until(met: Callable[[], Any], timeout: float = 20.0) -> None:
-    async with asyncio.timeout(timeout):
-        while not met():
-            await asyncio.sleep(0.01)
 
 
 async def in_order(client: Client, texts: list[str]) -> list[Turn]:

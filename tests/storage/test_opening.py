@@ -21,12 +21,7 @@ from molecule_hermes.storage.opening import open_store
 from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 from tests.support.peers import reply_text, state
 from tests.support.tasks import context, task
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)
+from tests.support.waiting import until
 
 
 def failure_of(failed: Task | None) -> dict[str, Any]:

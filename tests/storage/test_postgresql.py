@@ -17,8 +17,8 @@ from molecule_hermes.errors import StartError, StorageFailure
 from molecule_hermes.protocol.recovery import InterruptedTasks
 from molecule_hermes.storage.opening import open_store
 from molecule_hermes.storage.postgresql.store import PostgresTaskStore
-from tests.support.fakes import free_port
 from tests.support.postgres import PASSWORD, Postgres
+from tests.support.serving import free_port
 from tests.support.tasks import context, task
 
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
 import json
-import os
-import socket
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -22,24 +18,9 @@ from aiohttp import web
 
 from molecule_hermes.turns.features import features_of
 from molecule_hermes.turns.model import Canceled, Turn, TurnEvent
+from tests.support.serving import serve
 
 KEY = "0123456789abcdef-test"
-
-
-_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-_ports = itertools.cycle(range(10_000 + 5_000 * (_WORKER % 4), 15_000 + 5_000 * (_WORKER % 4)))
-for _ in range(os.getpid() % 5_000):  # two runs on one machine begin elsewhere
-    next(_ports)
-
-
-def free_port() -> int:
-    """A port that nobody else is given meanwhile: not the system, which takes its own from above
-    these, and no test that runs beside this one."""
-    for port in _ports:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("unreachable")
 
 
 def chunk(text: str = "", finish: str | None = None, **extra: Any) -> bytes:
@@ -151,15 +132,12 @@ async def fake_hermes(port: int = 0) -> AsyncIterator[FakeHermes]:
     app = web.Application(client_max_size=2**26)
     app.router.add_post("/v1/chat/completions", hermes.completions)
     app.router.add_get("/v1/models", hermes.models)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    hermes.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    try:
-        yield hermes
-    finally:
-        hermes.gate.set()
-        await runner.cleanup()
+    async with serve(app, port) as url:
+        hermes.base_url = f"{url}/v1"
+        try:
+            yield hermes
+        finally:
+            hermes.gate.set()
 
 
 class Answered:

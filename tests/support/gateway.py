@@ -32,7 +32,7 @@ from molecule_hermes.wire import (
     Final,
     Inbound,
 )
-from tests.support.fakes import free_port
+from tests.support.serving import free_port, serve
 
 SECRET = "a-shared-secret-of-the-tests"
 API_KEY = "an-api-key-of-the-tests"
@@ -95,14 +95,9 @@ async def callback_server() -> AsyncIterator[CallbackServer]:
     server = CallbackServer("")
     app = web.Application(client_max_size=64 * 2**20)
     app.router.add_post("/a2a/reply", server.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.5)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        server.url = f"http://127.0.0.1:{runner.addresses[0][1]}/a2a/reply"
+    async with serve(app) as url:
+        server.url = f"{url}/a2a/reply"
         yield server
-    finally:
-        await runner.cleanup()
 
 
 @dataclass

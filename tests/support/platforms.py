@@ -17,7 +17,7 @@ from a2a.server.tasks import InMemoryTaskStore
 from a2a.types import AgentCapabilities, AgentCard, AgentInterface
 from starlette.applications import Starlette
 
-from tests.support.fakes import free_port
+from tests.support.serving import free_port
 
 
 @dataclass

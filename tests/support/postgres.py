@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tests.support.fakes import free_port
+from tests.support.serving import free_port
 
 PASSWORD = "pg-secret-0123456789"
 

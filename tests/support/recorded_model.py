@@ -11,6 +11,7 @@ import aiohttp
 from aiohttp import web
 
 from molecule_hermes.hermes.demo_model import demo_model
+from tests.support.serving import serve
 
 
 @dataclass
@@ -60,11 +61,6 @@ async def recorded_model() -> AsyncIterator[RecordedModel]:
 
         app = web.Application(client_max_size=64 * 2**20)
         app.router.add_route("*", "/{path:.*}", pass_on)
-        runner = web.AppRunner(app, shutdown_timeout=0.5)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            record.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        async with serve(app) as url:
+            record.url = f"{url}/v1"
             yield record
-        finally:
-            await runner.cleanup()

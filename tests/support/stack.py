@@ -6,15 +6,14 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
 
-from tests.support.fakes import free_port
+from tests.support.serving import free_port
 
 READY = 90.0
 
@@ -117,13 +116,6 @@ async def up(
 
 def stack_alive(stack: Stack) -> bool:
     return stack.process.returncode is None
-
-
-async def until(met: Callable[[], Any], timeout: float = 10.0) -> Any:
-    async with asyncio.timeout(timeout):
-        while not (found := met()):
-            await asyncio.sleep(0.02)
-        return found
 
 
 def processes(mark: str) -> list[psutil.Process]:

@@ -31,12 +31,12 @@ from tests.support.fakes import (
     breaking,
     chunk,
     fake_hermes,
-    free_port,
     status,
     streaming,
     tool,
     upstream_error,
 )
+from tests.support.serving import free_port
 
 
 def turn(text: str = "ping", context_id: str = "c", peer: str = "alice") -> Turn:

@@ -13,12 +13,12 @@ from tests.support.fakes import (
     answer,
     breaking,
     chunk,
-    free_port,
     status,
     streaming,
     upstream_error,
 )
 from tests.support.peers import ask, peer
+from tests.support.serving import free_port
 
 FAILURES: list[tuple[str, str, Reply]] = [
     ("auth", "the LLM's 401", streaming(*upstream_error("HTTP 401: Incorrect API key."))),

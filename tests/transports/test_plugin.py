@@ -31,7 +31,7 @@ from molecule_hermes.turns.model import (
     TurnEvent,
 )
 from molecule_hermes.wire import SECRET_HEADER, Inbound
-from tests.support.fakes import free_port
+from tests.support.serving import free_port, serve
 
 SECRET = "shared-secret-0123456789"
 
@@ -143,14 +143,9 @@ async def serving(plugin: FakePlugin, port: int = 0) -> AsyncIterator[FakePlugin
     app.router.add_post("/a2a/cancel", plugin.cancel)
     app.router.add_post("/a2a/answer", plugin.answer)
     app.router.add_post("/a2a/check", plugin.check)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    plugin.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    async with serve(app, port) as url:
+        plugin.url = url
         yield plugin
-    finally:
-        await runner.cleanup()
 
 
 @pytest.fixture
