@@ -10,7 +10,7 @@ from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.endpoints import application
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.wire import HEALTH_PATH, INBOUND_PATH, SECRET_HEADER, Inbound
-from tests.plugin.test_desk import FakeGateway, FakeOutbox
+from tests.plugin.test_dispatcher import FakeGateway, FakeOutbox
 
 
 class Door:
