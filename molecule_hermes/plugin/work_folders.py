@@ -17,7 +17,7 @@ from molecule_hermes.text import safe_name
 
 __all__ = ["WorkFolders"]
 
-_FOLDER = "scheduler"
+_FOLDER = "conversations"
 
 
 class WorkFolders:

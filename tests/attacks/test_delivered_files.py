@@ -109,7 +109,7 @@ async def test_each_conversation_works_in_a_folder_of_its_own(
     stack: Stack, folder: Path, model: RecordedModel
 ) -> None:
     alice, bob = await where(stack, ALICE, "cwd"), await where(stack, BOB, "cwd")
-    assert alice.parent == bob.parent == folder / "work" / "scheduler"
+    assert alice.parent == bob.parent == folder / "work" / "conversations"
     assert len({alice, bob, await where(stack, ALICE, "another")}) == 3
     # The prompt says so, and the other tools agree.
     assert f"Current working directory: {alice}" in model.prompts()
