@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from collections.abc import Mapping
@@ -23,13 +22,12 @@ from pydantic import (
 
 from molecule_hermes.errors import ConfigError
 from molecule_hermes.net.public_url import parse_public_url
-from molecule_hermes.text import redact
+from molecule_hermes.text import is_loopback, redact
 from molecule_hermes.wire import MAX_ATTACHMENTS, MAX_FILE_BYTES
 
 __all__ = [
     "Settings",
     "http_url",
-    "is_loopback",
     "secret_variables",
     "settings_table",
     "unknown_variables",
@@ -403,17 +401,6 @@ def _explain(settings: type[Settings], error: ValidationError) -> ConfigError:
     secret = "SecretStr" in str(field.annotation)
     value = "(a secret)" if secret else redact(repr(first.get("input")))
     return ConfigError(f"{variable}={value} is wrong: it takes {field.description}")
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    # An IPv4 client of a socket for both: 3.11 does not look into ::ffff:127.0.0.1.
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def secret_variables() -> frozenset[str]:

@@ -5,9 +5,10 @@ Standard library only: the plugin imports this module inside Hermes.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 
-__all__ = ["one_line", "redact", "safe_name", "shorten", "without_addresses"]
+__all__ = ["is_loopback", "one_line", "redact", "safe_name", "shorten", "without_addresses"]
 
 _UNSAFE = re.compile(r"[^\w.\- ]+")
 _MAX_BYTES = 120
@@ -69,3 +70,18 @@ def without_addresses(text: str) -> str:
     """The text for a caller that is not known: words stay, and whatever could be an address, a
     port, a URL or a file's path becomes an ellipsis."""
     return " ".join(word if _PLAIN_WORD.fullmatch(word) else "…" for word in text.split())
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or an address, with or without brackets, is this machine's loopback.
+
+    Other names are not resolved.
+    """
+    if host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    # Python 3.11 does not look into ::ffff:127.0.0.1, an IPv4 client of a dual-stack socket.
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback

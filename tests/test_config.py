@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molecule_hermes.config import Settings, is_loopback, unknown_variables
+from molecule_hermes.config import Settings, unknown_variables
 from molecule_hermes.errors import ConfigError
+from molecule_hermes.text import is_loopback
 
 
 def test_nothing_set_is_the_design() -> None:

@@ -21,13 +21,13 @@ from urllib.parse import urlsplit
 import psutil
 
 from molecule_hermes.backoff import Backoff
-from molecule_hermes.config import PREFIX, Settings, is_loopback
+from molecule_hermes.config import PREFIX, Settings
 from molecule_hermes.errors import StartError, TurnFailure, Unreachable
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.providers import ModelChoice, keys_that_are_set
 from molecule_hermes.plugin.handover import Handover
 from molecule_hermes.plugin.settings import API_KEY, SECRET, restart_settings
-from molecule_hermes.text import redact
+from molecule_hermes.text import is_loopback, redact
 
 __all__ = [
     "SHARED_TOOLSETS",

@@ -7,17 +7,16 @@ was handed over or allowed, else one on this machine.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
+from molecule_hermes.text import is_loopback
 from molecule_hermes.wire import Inbound
 
 __all__ = [
     "CallbackRefusedError",
     "ForbiddenError",
     "OtherBridgeError",
-    "is_loopback",
     "require_allowed",
     "require_same_bridge",
 ]
@@ -57,15 +56,6 @@ def require_same_bridge(inbound: Inbound, bridge: str) -> None:
     """A message that names its bridge takes answers and cancels from that one only."""
     if inbound.bridge and not hmac.compare_digest(inbound.bridge.encode(), bridge.encode()):
         raise OtherBridgeError("the message is another bridge's")
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _matches(entry: str, host: str, port: int) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from molecule_hermes.plugin.callbacks import is_loopback
 from molecule_hermes.plugin.handover import received
+from molecule_hermes.text import is_loopback
 from molecule_hermes.wire import DEFAULT_PLATFORM_PORT, MAX_BODY_BYTES, MAX_FILE_BYTES
 
 __all__ = [

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from molecule_hermes.config import Settings, is_loopback
+from molecule_hermes.config import Settings
 from molecule_hermes.executor import HermesAgentProxyExecutor
 from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.net.ports import cannot_listen
@@ -50,6 +50,7 @@ from molecule_hermes.server.middleware import (
 from molecule_hermes.storage.opening import Store, open_store
 from molecule_hermes.storage.quota import StorageQuota
 from molecule_hermes.telemetry.metrics import CONTENT_TYPE, CountResponses, Metrics
+from molecule_hermes.text import is_loopback
 from molecule_hermes.transports.base import Transport
 from molecule_hermes.turns.idempotency import IdempotencyIndex
 from molecule_hermes.turns.scheduler import Scheduler

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from molecule_hermes.config import is_loopback
+from molecule_hermes.text import is_loopback
 
 __all__ = [
     "HostGuard",
