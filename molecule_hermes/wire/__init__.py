@@ -5,6 +5,7 @@
     Answer     bridge → plugin   POST /a2a/answer    the peer's answer to a question
     Check      bridge → plugin   POST /a2a/check     would a message of this bridge be taken?
     Callback   plugin → bridge   POST callback_url   what a turn does; its `body` says which
+                                                     (one of them, or a `batch` in order)
 
 Every `parse` takes the raw body or the decoded object; it returns the value, or raises
 `WireError`, and nothing else. Unknown keys are ignored, so that either side can be newer.
@@ -38,6 +39,7 @@ from molecule_hermes.wire.limits import (
     HEALTH_PATH,
     INBOUND_PATH,
     MAX_ATTACHMENTS,
+    MAX_BATCH,
     MAX_BODY_BYTES,
     MAX_FILE_BYTES,
     REPLY_PATH,
@@ -54,6 +56,7 @@ __all__ = [
     "HEALTH_PATH",
     "INBOUND_PATH",
     "MAX_ATTACHMENTS",
+    "MAX_BATCH",
     "MAX_BODY_BYTES",
     "MAX_FILE_BYTES",
     "REPLY_PATH",

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Self, TypeAlias, cast
 
 from molecule_hermes.errors import TurnFailure, failure_from_dict
 from molecule_hermes.wire.fields import Fields, WireError, checked_text
-from molecule_hermes.wire.limits import MAX_CHOICES
+from molecule_hermes.wire.limits import MAX_BATCH, MAX_CHOICES
 
 __all__ = [
     "Approval",
@@ -303,6 +303,17 @@ class Callback:
             seq=metadata.count("seq"),
         )
 
+    @classmethod
+    def parse_batch(cls, data: object) -> tuple[Self, ...]:
+        """The callbacks in a body in order: `{"batch": [...]}`, or a single callback."""
+        fields = Fields(data)
+        if not fields.has("batch"):
+            return (cls.parse(fields.data),)
+        batch = tuple(cls.parse(_entry(item)) for item in fields.items("batch", MAX_BATCH))
+        if not batch:
+            raise WireError("`batch` must not be empty")
+        return batch
+
     def numbered(self, seq: int) -> Self:
         return replace(self, seq=seq)
 
@@ -316,6 +327,12 @@ class Callback:
             "reply_to": self.reply_to,
             "metadata": metadata,
         }
+
+
+def _entry(item: object) -> Mapping[str, object]:
+    if not isinstance(item, Mapping):
+        raise WireError("`batch` must be a list of JSON objects")
+    return item
 
 
 def _body(metadata: Fields) -> Body:

@@ -11,6 +11,7 @@ __all__ = [
     "HEALTH_PATH",
     "INBOUND_PATH",
     "MAX_ATTACHMENTS",
+    "MAX_BATCH",
     "MAX_BODY_BYTES",
     "MAX_CHOICES",
     "MAX_FILE_BYTES",
@@ -38,3 +39,4 @@ MAX_ID = 256
 MAX_TEXT = 8 * 2**20
 MAX_URL = 2048
 MAX_CHOICES = 64
+MAX_BATCH = 1024

@@ -115,6 +115,35 @@ def test_a_body_with_one_part_spoilt_parses_or_raises_the_wire_error(
         _parses_or_refuses(parser, body)
 
 
+callbacks = st.builds(Callback, ids, ids, texts, bodies, st.none() | counts)
+
+
+@given(st.lists(callbacks, min_size=1, max_size=4))
+def test_a_batch_is_read_back_in_order(batch: list[Callback]) -> None:
+    body = json.dumps({"batch": [callback.to_json() for callback in batch]}).encode()
+    assert Callback.parse_batch(body) == tuple(batch)
+    assert Callback.parse_batch(json.dumps(batch[0].to_json())) == (batch[0],)
+
+
+@given(st.lists(callbacks.map(Callback.to_json) | junk, max_size=4) | junk | st.binary())
+def test_any_batch_parses_or_raises_the_wire_error(batch: Any) -> None:
+    for data in (batch, {"batch": batch}):
+        try:
+            parsed = Callback.parse_batch(data)
+        except WireError as error:
+            assert str(error)
+        else:
+            again = {"batch": [callback.to_json() for callback in parsed]}
+            assert Callback.parse_batch(again) == parsed
+
+
+def test_a_batch_has_a_largest_size() -> None:
+    one = {"reply_to": "m", "content": "x"}
+    assert len(Callback.parse_batch({"batch": [one] * wire.MAX_BATCH})) == wire.MAX_BATCH
+    with pytest.raises(WireError, match="batch"):
+        Callback.parse_batch({"batch": [one] * (wire.MAX_BATCH + 1)})
+
+
 def _spoil(body: dict[str, Any], data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(body)))
     inner = body[name]

@@ -62,14 +62,17 @@ class ReplyServer:
         if self._secret and not hmac.compare_digest(given, self._secret):
             return _refused(401, f"the header {SECRET_HEADER} is wrong or missing")
         try:
-            callback = Callback.parse(await request.read())
+            callbacks = Callback.parse_batch(await request.read())
         except WireError as error:
             return _refused(400, str(error))
         except web.HTTPRequestEntityTooLarge:
             return _refused(413, f"the body is larger than {self._max_body} bytes")
-        outcome = self._replies.take(callback)
-        extra = {} if outcome == "taken" else {outcome: True}
-        return web.json_response({"ok": True, **extra})
+        outcomes = {self._replies.take(callback) for callback in callbacks}
+        answer = {"ok": True}
+        if len(outcomes) == 1:
+            (outcome,) = outcomes
+            answer |= {} if outcome == "taken" else {outcome: True}
+        return web.json_response(answer)
 
 
 def _refused(status: int, message: str) -> web.Response:
