@@ -209,13 +209,13 @@ async def test_a_callback_may_come_before_the_post_is_answered(
     assert (await run(transport))[-1] == Completed("pong")
 
 
-async def test_doubled_reordered_foreign_and_late_callbacks_do_no_harm(
+async def test_repeated_foreign_and_late_callbacks_do_no_harm(
     plugin: FakePlugin, transport: PluginTransport
 ) -> None:
     async def script(plugin: FakePlugin, body: dict[str, Any]) -> None:
         await plugin.call(body | {"message_id": "foreign"}, "not yours", type="final")
-        await plugin.call(body, "b", type="delta", seq=1)
         await plugin.call(body, "a", type="delta", seq=0)
+        await plugin.call(body, "b", type="delta", seq=1)
         await plugin.call(body, "a", type="delta", seq=0)
         await plugin.call(body, "ab", type="final", seq=2)
         await plugin.call(body, "ab", type="final", seq=2)
@@ -229,13 +229,12 @@ async def test_doubled_reordered_foreign_and_late_callbacks_do_no_harm(
 
 
 async def test_a_lost_callback_does_not_hold_up_the_end(
-    plugin: FakePlugin, transport: PluginTransport, monkeypatch: pytest.MonkeyPatch
+    plugin: FakePlugin, transport: PluginTransport
 ) -> None:
     async def script(plugin: FakePlugin, body: dict[str, Any]) -> None:
         await plugin.call(body, "a", type="delta", seq=0)
         await plugin.call(body, "abc", type="final", seq=2)
 
-    monkeypatch.setattr(plugin_transport, "_GAP", 0.2)
     plugin.script = script
     assert await run(transport) == [TextDelta("a"), Completed("abc")]
 
@@ -526,6 +525,8 @@ async def server() -> AsyncIterator[tuple[ReplyServer, Replies]]:
         (b'{"content": "x"}', 400),
         (b'{"reply_to": "m"}', 400),
         (b'{"reply_to": "m", "content": 5}', 400),
+        (b'{"batch": []}', 400),
+        (b'{"batch": {}}', 400),
         (b'{"reply_to": "m", "content": "x", "metadata": {"type": "dance"}}', 400),
         (b'{"reply_to": "m", "content": "' + b"x" * 4096 + b'"}', 413),
         (b'{"reply_to": "nobody", "content": "x"}', 200),
@@ -539,6 +540,48 @@ async def test_the_reply_server_refuses_what_is_wrong(
         answered = await http.post(url, content=body, headers=headers)
         assert answered.status_code == status
         assert answered.json()["ok"] is (status == 200)
+
+
+async def _post_batch(server: ReplyServer, *callbacks: dict[str, Any]) -> httpx.Response:
+    async with httpx.AsyncClient() as http:
+        headers = {SECRET_HEADER: SECRET}
+        return await http.post(server.url, json={"batch": callbacks}, headers=headers)
+
+
+def _callback(content: str, kind: str, seq: int, to: str = "m") -> dict[str, Any]:
+    return {"reply_to": to, "content": content, "metadata": {"type": kind, "seq": seq}}
+
+
+async def test_a_batch_of_callbacks_is_taken_in_order(
+    server: tuple[ReplyServer, Replies],
+) -> None:
+    listening, replies = server
+    batch = [
+        _callback("a", "delta", 0),
+        _callback("not ours", "delta", 0, "nobody"),
+        _callback("b", "delta", 1),
+        _callback("ab", "final", 2),
+    ]
+    with replies.register("m") as reply:
+        answered = await _post_batch(listening, *batch)
+        assert answered.json() == {"ok": True}
+        assert [await reply.next() for _ in range(3)] == [
+            TextDelta("a"),
+            TextDelta("b"),
+            Completed("ab"),
+        ]
+    assert (await _post_batch(listening, *batch)).json() == {"ok": True, "stale": True}
+
+
+@pytest.mark.parametrize("bad", [{}, {"reply_to": "m"}, [], "x", None, {"batch": []}])
+async def test_a_batch_with_a_malformed_callback_is_refused_as_a_whole(
+    server: tuple[ReplyServer, Replies], bad: Any
+) -> None:
+    listening, replies = server
+    with replies.register("m") as reply:
+        answered = await _post_batch(listening, _callback("ab", "final", 0), bad)
+        assert answered.status_code == 400
+        assert not reply.ended
 
 
 @pytest.mark.parametrize("headers", [{}, {SECRET_HEADER: "wrong"}, {SECRET_HEADER: "é".encode()}])

@@ -1,7 +1,7 @@
-"""Pending replies by message_id: what the plugin calls back, in order, to whoever waits.
+"""Pending replies by message_id: passes the plugin's callbacks to the turns that wait for them.
 
-No I/O and no clock. A reply is registered before its message is sent, and forgotten when its turn
-is over; a callback for anybody else is stale.
+No I/O and no clock. A reply is registered before its message is sent and forgotten when its turn
+is over. A callback for any other message is stale.
 """
 
 from __future__ import annotations
@@ -38,22 +38,18 @@ __all__ = ["Outcome", "Replies", "Reply", "event_of"]
 
 Outcome = Literal["taken", "duplicate", "stale"]
 
-MAX_EARLY = 1024
-"""Callbacks that may wait for an earlier one; beyond it the gap is given up."""
-
 
 class Reply:
-    """What one message's turn does, in the order of `seq`. Forgotten on exit."""
+    """The events of one message's turn. Forgotten on exit."""
 
     def __init__(self, replies: Replies, message_id: str) -> None:
         self._replies = replies
         self.message_id = message_id
-        self._events: asyncio.Queue[TurnEvent | None] = asyncio.Queue()
-        self._early: dict[int, TurnEvent] = {}
-        self._next = 0
+        self._events: asyncio.Queue[TurnEvent] = asyncio.Queue()
+        self._last_seq = -1
         self.ended = False
         self.final = False
-        """Whether Hermes itself ended the turn, so that it need not be told to stop."""
+        """Whether Hermes itself ended the turn, so that it needs no cancel."""
 
     def __enter__(self) -> Self:
         return self
@@ -61,61 +57,36 @@ class Reply:
     def __exit__(self, *error: object) -> None:
         self._replies._forget(self)
 
-    @property
-    def incomplete(self) -> bool:
-        """Whether something came that waits for an earlier callback."""
-        return bool(self._early)
-
-    async def next(self) -> TurnEvent | None:
-        """The next event, or None when `incomplete` became true meanwhile."""
+    async def next(self) -> TurnEvent:
         return await self._events.get()
 
     def say(self, notice: Notice) -> None:
-        """Something this side has to tell, outside of the count."""
+        """Adds a notice of the bridge's own."""
         if not self.ended:
             self._put(notice)
 
     def end(self, event: TurnEvent) -> None:
-        """Ends the reply from this side; what comes later is stale."""
+        """Ends the reply from this side; later callbacks are stale."""
         if not self.ended:
             self._put(event)
-
-    def give_up_gaps(self) -> None:
-        """Lets through what waits for callbacks that do not come."""
-        for seq in sorted(self._early):
-            if seq in self._early and not self.ended:
-                self._next = seq + 1
-                self._put(self._early.pop(seq))
-                self._put_those_in_order()
 
     def take(self, callback: Callback) -> Outcome:
         if self.ended:
             return "stale"
-        event = event_of(callback)
+        if callback.seq is not None:
+            # The plugin sends one at a time and repeats what was not acknowledged, so a number
+            # that is not above the last one has been seen.
+            if callback.seq <= self._last_seq:
+                return "duplicate"
+            self._last_seq = callback.seq
         self.final = self.final or isinstance(callback.body, Final)
-        if callback.seq is None:
-            self._put(event)
-            return "taken"
-        if callback.seq < self._next or callback.seq in self._early:
-            return "duplicate"
-        self._early[callback.seq] = event
-        self._put_those_in_order()
-        if len(self._early) > MAX_EARLY:
-            self.give_up_gaps()
-        elif self._early:
-            self._events.put_nowait(None)
+        self._put(event_of(callback))
         return "taken"
-
-    def _put_those_in_order(self) -> None:
-        while self._next in self._early and not self.ended:
-            self._put(self._early.pop(self._next))
-            self._next += 1
 
     def _put(self, event: TurnEvent) -> None:
         self._events.put_nowait(event)
         if is_last(event):
             self.ended = True
-            self._early.clear()
 
 
 class Replies:
@@ -135,12 +106,12 @@ class Replies:
         return self._pending.get(message_id)
 
     def take(self, callback: Callback) -> Outcome:
-        """Hands a callback to whoever waits for it. Never raises."""
+        """Hands a callback to the reply that waits for it. Never raises."""
         reply = self._pending.get(callback.reply_to)
         return "stale" if reply is None else reply.take(callback)
 
     def end_all(self, failure: TurnFailure | None = None) -> None:
-        """Answers everyone who waits by name, at shutdown or when Hermes is gone."""
+        """Ends every pending reply with a failure, at shutdown or when Hermes is gone."""
         for reply in list(self._pending.values()):
             reply.end(Failed(failure or Draining()))
 

@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Self
 
 import aiohttp
@@ -57,8 +57,6 @@ logger = logging.getLogger(__name__)
 _SEND_TIMEOUT = 10.0
 _SENDS = 5
 _CONNECTIONS = 64
-_GAP = 2.0
-"""Seconds that a callback may wait for an earlier one; the plugin sends them one by one."""
 _DEAD = 2
 """Refused connections in a row that mean that Hermes is gone."""
 _FROZEN = 10
@@ -153,8 +151,11 @@ class PluginTransport:
             self._pending.set()
             sender = asyncio.create_task(self._send(turn, reply), name=f"plugin:{turn.message_id}")
             try:
-                async for event in _events(reply):
+                while True:
+                    event = await reply.next()
                     yield event
+                    if is_last(event):
+                        return
             finally:
                 sender.cancel()
                 try:
@@ -349,19 +350,3 @@ class PluginTransport:
 def _label(name: str) -> str:
     """A peer's own name for something, as the wire takes it."""
     return "".join(char if char.isprintable() else " " for char in name)[:256]
-
-
-async def _events(reply: Reply) -> AsyncIterator[TurnEvent]:
-    """The reply's events up to the last; one that is missing is waited for a while only."""
-    while True:
-        try:
-            async with asyncio.timeout(_GAP if reply.incomplete else None):
-                event = await reply.next()
-        except TimeoutError:
-            reply.give_up_gaps()
-            continue
-        if event is None:
-            continue
-        yield event
-        if is_last(event):
-            return
