@@ -22,8 +22,8 @@ from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.plugin_setup import enable
 from tests.support.fakes import KEY, FakeHermes, fake_hermes
 from tests.support.peers import ask, peer
-from tests.support.platforms import AdapterConfig, platform
 from tests.support.serving import free_port
+from tests.support.workspace_platform import AdapterConfig, platform
 
 ADAPTER = "molecule_hermes.adapter"
 

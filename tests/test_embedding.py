@@ -20,8 +20,8 @@ from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.plugin_setup import enable
 from tests.support.fakes import KEY, FakeHermes, answer, streaming
 from tests.support.peers import Turn, ask, peer
-from tests.support.platforms import AdapterConfig, served
 from tests.support.serving import free_port
+from tests.support.workspace_platform import AdapterConfig, served
 
 EXAMPLE = Path(__file__).parent.parent / "docs" / "embedding.md"
 

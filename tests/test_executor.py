@@ -32,8 +32,8 @@ from molecule_hermes.turns.model import (
 from molecule_hermes.turns.scheduler import Scheduler
 from tests.conftest import StartBridge
 from tests.support.fakes import Answered, ScriptedTransport
-from tests.support.inprocess import run_executor
 from tests.support.peers import Turn, ask, peer, reply_text, state
+from tests.support.sdk_handler import run_executor
 
 
 async def first_task_id(stream: AsyncIterator[object]) -> str:

@@ -14,8 +14,8 @@ from molecule_hermes.net.addresses import MAX_URL
 from molecule_hermes.turns.model import Completed
 from tests.attacks.test_bodies import V10, rpc
 from tests.conftest import StartBridge
+from tests.support.event_loop import stall
 from tests.support.fakes import ScriptedTransport
-from tests.support.loop import stall
 from tests.support.peers import ask, peer, send
 
 LONG = "http://127.0.0.1/" + "x" * 12 * 2**20

@@ -25,8 +25,8 @@ from molecule_hermes.server.json_scan import (
 )
 from molecule_hermes.turns.model import Completed
 from tests.conftest import StartBridge
+from tests.support.event_loop import stall
 from tests.support.fakes import ScriptedTransport
-from tests.support.loop import stall
 from tests.support.peers import peer
 
 JSON = {"Content-Type": "application/json"}

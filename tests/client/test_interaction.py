@@ -37,8 +37,9 @@ from tests.conftest import StartBridge
 from tests.protocol.test_questions import APPROVAL, CLARIFY
 from tests.support.fakes import Answered, ScriptedTransport
 from tests.support.peers import peer, reply_text, state
+from tests.support.proxy import proxy_to
 from tests.support.serving import free_port, serve
-from tests.support.terminals import AtTerminal, line_to
+from tests.support.terminal import AtTerminal
 from tests.support.waiting import until
 
 
@@ -496,11 +497,11 @@ async def test_a_question_that_expires_takes_its_prompt_away(bridge: StartBridge
 async def test_a_bridge_that_goes_away_takes_the_prompt_away(bridge: StartBridge) -> None:
     async with (
         bridge(ScriptedTransport(APPROVAL, Answered())) as b,
-        line_to(b.url) as line,
-        AtTerminal("send", "go", "--url", line.url) as terminal,
+        proxy_to(b.url) as proxy,
+        AtTerminal("send", "go", "--url", proxy.url) as terminal,
     ):
         await terminal.shows("answer> ")
-        line.go()
+        proxy.go()
         assert await terminal.ends() == 1
     assert "molecule-hermes: the connection to the agent was lost" in terminal.seen
 
@@ -568,14 +569,14 @@ async def test_ctrl_c_before_there_is_a_task_cancels_it_when_there_is_one(
     bridge: StartBridge,
 ) -> None:
     transport = ScriptedTransport(asyncio.Event(), Completed("never"))
-    async with bridge(transport) as b, line_to(b.url) as line:
-        line.holds = b"POST"
-        async with AtTerminal("send", "go", "--url", line.url) as terminal:
-            await until(lambda: not line.passes.is_set())
+    async with bridge(transport) as b, proxy_to(b.url) as proxy:
+        proxy.holds = b"POST"
+        async with AtTerminal("send", "go", "--url", proxy.url) as terminal:
+            await until(lambda: not proxy.passes.is_set())
             terminal.interrupt()
             await terminal.shows("canceling …")
-            line.holds = b""
-            line.passes.set()
+            proxy.holds = b""
+            proxy.passes.set()
             assert await terminal.ends() == 130
         assert state(await the_task(b.url)) == "CANCELED"
     assert "\ncanceled\n" in terminal.seen
@@ -619,11 +620,11 @@ async def test_an_interrupt_without_a_terminal_cancels_too(bridge: StartBridge) 
 
 async def test_a_bridge_that_is_killed_is_one_clear_line(bridge: StartBridge) -> None:
     transport = ScriptedTransport(TextDelta("So far"), asyncio.Event())
-    async with bridge(transport) as b, line_to(b.url) as line:
-        ended = asyncio.create_task(asyncio.to_thread(run, "send", "go", "--url", line.url))
+    async with bridge(transport) as b, proxy_to(b.url) as proxy:
+        ended = asyncio.create_task(asyncio.to_thread(run, "send", "go", "--url", proxy.url))
         await until(lambda: transport.turns)
         task = await the_task(b.url)
-        line.go()
+        proxy.go()
         sent = await ended
     assert sent.returncode == 1
     lines = sent.stderr.splitlines()
@@ -647,10 +648,10 @@ async def test_when_the_line_breaks_the_rest_is_asked_for_and_nothing_is_shown_t
         Completed("So far, so good."),
     )
     desk = Desk(save=tmp_path / "d")
-    async with bridge(transport) as b, line_to(b.url) as line, asyncio.TaskGroup() as group:
-        sending = group.create_task(desk.send(line.url))
+    async with bridge(transport) as b, proxy_to(b.url) as proxy, asyncio.TaskGroup() as group:
+        sending = group.create_task(desk.send(proxy.url))
         await until(lambda: "terminal done" in desk.err.getvalue())
-        line.cut()
+        proxy.cut()
         await until(lambda: "broke off" in desk.err.getvalue())
         go.set()
         sent = await sending
@@ -664,15 +665,15 @@ async def test_when_the_task_ended_meanwhile_its_end_is_shown(bridge: StartBridg
     go = asyncio.Event()
     transport = ScriptedTransport(TextDelta("So far"), go, Completed("Better."))
     desk = Desk()
-    async with bridge(transport) as b, line_to(b.url) as line, asyncio.TaskGroup() as group:
-        sending = group.create_task(desk.send(line.url))
+    async with bridge(transport) as b, proxy_to(b.url) as proxy, asyncio.TaskGroup() as group:
+        sending = group.create_task(desk.send(proxy.url))
         await until(desk.out.getvalue)
-        line.passes.clear()
-        line.cut()
+        proxy.passes.clear()
+        proxy.cut()
         go.set()
         while state(await the_task(b.url)) != "COMPLETED":
             await asyncio.sleep(0.01)
-        line.passes.set()
+        proxy.passes.set()
         sent = await sending
     assert sent.code == 0
     assert sent.out == "So far\nBetter.\n"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.peers import ask, peer
-from tests.support.platforms import AdapterConfig, platform
 from tests.support.serving import free_port
 from tests.support.stack import environment, up
+from tests.support.workspace_platform import AdapterConfig, platform
 
 
 async def test_a_platform_talks_to_the_real_hermes(

@@ -1,4 +1,4 @@
-"""A workspace platform as the orchestrator runs one, with a handler and store of its own."""
+"""A workspace platform that runs an adapter's executor under a handler and store of its own."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from a2a.types import AgentCapabilities, AgentCard, AgentInterface
 from starlette.applications import Starlette
 
 from tests.support.serving import free_port
+from tests.support.waiting import until
 
 
 @dataclass
@@ -53,7 +54,7 @@ def card(url: str) -> AgentCard:
 async def platform(
     config: AdapterConfig, module: str = "molecule_hermes.adapter"
 ) -> AsyncIterator[str]:
-    """Loads the class, sets it up, wraps its executor, serves it; yields where."""
+    """Loads the adapter, sets it up and serves its executor; yields the URL."""
     adapter = importlib.import_module(module).Adapter()
     await adapter.setup(config)
     executor = await adapter.create_executor(config)
@@ -66,6 +67,7 @@ async def platform(
 
 @asynccontextmanager
 async def served(executor: AgentExecutor) -> AsyncIterator[str]:
+    """Serves the executor as JSON-RPC by the SDK's means; yields the URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     handler = DefaultRequestHandler(executor, InMemoryTaskStore(), card(url))
@@ -80,8 +82,7 @@ async def served(executor: AgentExecutor) -> AsyncIterator[str]:
     server = uvicorn.Server(config)
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         group.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
+        await until(lambda: server.started)
         try:
             yield url
         finally:

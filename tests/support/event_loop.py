@@ -1,4 +1,4 @@
-"""How long an attack keeps the event loop from everybody else."""
+"""How long a request blocks the event loop."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from contextlib import asynccontextmanager
 
 
 class Stall:
-    """`longest` is the longest time, in seconds, in which nothing else could run."""
+    """The longest time in seconds for which the loop ran nothing else."""
 
     longest = 0.0
 
 
 @asynccontextmanager
 async def stall(every: float = 0.01) -> AsyncIterator[Stall]:
+    """Measures the longest stall of the running loop inside the block."""
     measured = Stall()
 
     async def watch() -> None:

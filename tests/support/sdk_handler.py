@@ -1,4 +1,4 @@
-"""Runs the executor under the SDK's plain request handler, without a server."""
+"""The executor under the SDK's own request handler and store, without a server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FIELDS = {
 
 
 async def run_executor(transport: Transport, conversations: Scheduler) -> Turn:
-    """One turn to its end; each question is answered with "deny"."""
+    """Runs one turn to its end; answers each question with "deny"."""
     executor = HermesAgentProxyExecutor(transport, conversations)
     store = InMemoryTaskStore()
     handler = DefaultRequestHandler(executor, store, _CARD)
@@ -53,7 +53,7 @@ async def run_executor(transport: Transport, conversations: Scheduler) -> Turn:
                 return turn
             request = message("deny", turn.context_id, turn.task_id)
     except UnsupportedOperationError:
-        # The turn ended while its question waited.
+        # The turn ended before its question was answered.
         stored = await store.get(turn.task_id, context)
         assert stored is not None
         merge_text(stored)
