@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from molecule_hermes.backoff import Backoff
 from molecule_hermes.embedding import EmbeddedExecutor, ExecutorConfig, create_executor
-from molecule_hermes.errors import StartError, TurnFailure
-from molecule_hermes.hermes.home import HermesHome
+from molecule_hermes.errors import StartError, TurnFailure, Unreachable
+from molecule_hermes.hermes.credentials import known_credentials
+from molecule_hermes.hermes.diagnosis import diagnose_running
 from molecule_hermes.hermes.providers import keys_that_are_set
 from molecule_hermes.plugin.settings import API_KEY, SECRET
 
@@ -129,13 +130,11 @@ async def _until_ready(executor: EmbeddedExecutor) -> None:
 
 async def _not_ready(executor: EmbeddedExecutor, failure: TurnFailure, tried: str) -> SetupError:
     """Names the URL, the attempts and where to look; for the plugin also why it is not bound."""
-    from molecule_hermes.cli.doctor import plugin_finding
-
+    settings = executor.settings
     why = f"{failure.message} — {failure.hint}"
-    if executor.transport_name == "plugin":
-        finding = await plugin_finding(executor.settings)
-        why = why if finding.ok else f"{finding.detail} — {finding.hint}"
-    log = HermesHome(executor.settings.home).path / "logs" / "gateway.log"
+    if executor.transport_name == "plugin" and isinstance(failure, Unreachable):
+        why = str(await diagnose_running(settings, known_credentials(settings)))
+    log = settings.home / "logs" / "gateway.log"
     return SetupError(
         f"Hermes is not ready at {executor.address} after {tried} ({why})",
         f"look at {log}, and run `molecule-hermes doctor`",

@@ -11,13 +11,13 @@ from typing import Literal, Protocol, Self
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError
 from molecule_hermes.executor import HermesAgentProxyExecutor
+from molecule_hermes.hermes.credentials import known_credentials
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.plugin_setup import system_prompt_of
 from molecule_hermes.server.assembly import (
     address_of,
     create_transport,
     executor_options,
-    known_credentials,
     transport_to_running_hermes,
 )
 

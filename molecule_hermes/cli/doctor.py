@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
-import os
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
@@ -15,16 +14,10 @@ import httpx
 from molecule_hermes.client.connection import connect, fetch_card, message
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import AuthFailure, BridgeError, StartError, TurnFailure, Unreachable
+from molecule_hermes.hermes.credentials import known_credentials
+from molecule_hermes.hermes.diagnosis import diagnose_running
 from molecule_hermes.hermes.home import HermesHome
-from molecule_hermes.hermes.plugin_setup import (
-    diagnose,
-    platform_state,
-    recorded_state,
-    running_hermes,
-)
-from molecule_hermes.hermes.process import Credentials, public_environment
 from molecule_hermes.net.ports import listens, port_owner
-from molecule_hermes.server.assembly import known_credentials
 from molecule_hermes.transports.chat.transport import ChatTransport
 from molecule_hermes.transports.plugin.transport import CallbackRefused, PluginTransport
 
@@ -163,7 +156,7 @@ async def _plugin(settings: Settings, url: str) -> str:
         try:
             await transport.check()
         except Unreachable:
-            raise await _not_bound(settings, credentials) from None
+            raise await diagnose_running(settings, credentials) from None
         except CallbackRefused:
             pass  # it took the secret, and need not call this command back
         except AuthFailure:
@@ -172,19 +165,6 @@ async def _plugin(settings: Settings, url: str) -> str:
             await _bridge_knows("MOLECULE_A2A_PLATFORM_SHARED_SECRET", url)
             return f"bound at {settings.platform_url}, for the bridge that is ready at {url}"
     return f"bound at {settings.platform_url}"
-
-
-async def _not_bound(settings: Settings, credentials: Credentials) -> StartError:
-    home = HermesHome(settings.home)
-    state = await platform_state(settings.hermes_api_base, credentials.api_key)
-    if state is None:
-        state = await asyncio.to_thread(recorded_state, home)
-    environ = public_environment(os.environ)
-    hermes = await asyncio.to_thread(running_hermes, home, environ, settings.platform_url)
-    why = await asyncio.to_thread(diagnose, hermes, state)
-    if settings.platform_enabled is None:
-        why.hint += " (MOLECULE_A2A_PLATFORM_ENABLED=false if it is not wanted)"
-    return why
 
 
 async def _bridge_knows(variable: str, url: str) -> None:

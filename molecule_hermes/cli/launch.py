@@ -14,26 +14,21 @@ from molecule_hermes import __version__
 from molecule_hermes.client.terminal import command_name
 from molecule_hermes.config import Settings, unknown_variables
 from molecule_hermes.errors import AuthFailure, ConfigError, Draining, StartError, TurnFailure
-from molecule_hermes.hermes.demo_model import demo_model
-from molecule_hermes.hermes.home import HermesHome
-from molecule_hermes.hermes.plugin_setup import (
-    Hermes,
-    NotBoundError,
-    diagnose,
-    enable,
-    open_first_session,
-    platform_state,
-)
-from molecule_hermes.hermes.process import (
+from molecule_hermes.hermes.api import open_first_session, platform_state
+from molecule_hermes.hermes.credentials import (
     SHARED_TOOLSETS,
     Credentials,
-    Gateway,
-    api_address,
-    configure,
-    credentials_of,
-    handover_of,
+    create_credentials,
+    create_handover,
+    known_credentials,
     public_environment,
 )
+from molecule_hermes.hermes.demo_model import demo_model
+from molecule_hermes.hermes.diagnosis import Hermes, NotBoundError, diagnose
+from molecule_hermes.hermes.home import HermesHome
+from molecule_hermes.hermes.home_setup import api_address, configure
+from molecule_hermes.hermes.plugin_setup import enable
+from molecule_hermes.hermes.process import Gateway
 from molecule_hermes.hermes.providers import (
     ModelChoice,
     choose_model,
@@ -46,7 +41,6 @@ from molecule_hermes.server.assembly import (
     TransportName,
     address_of,
     create_transport,
-    known_credentials,
     transport_to_running_hermes,
 )
 from molecule_hermes.server.bridge import Bridge
@@ -94,13 +88,13 @@ async def up(
         home.create()
         stack.enter_context(home.held())
         model, foreign = await _model(home, settings, environ, stack, keep_config)
-        credentials = credentials_of(home, settings, keep_config=keep_config)
+        credentials = create_credentials(settings, keep_config=keep_config)
         if not keep_config:
-            credentials = configure(home, settings, None if foreign else model)
+            configure(home, settings, None if foreign else model)
             if way != "chat":
                 enable(home, settings)
         _introduce(settings, environ, model, home, say)
-        gateway.handover = handover_of(settings, credentials, environ)
+        gateway.handover = create_handover(settings, credentials, environ)
         await stack.enter_async_context(gateway)
         run = _Run(settings, environ, model, credentials, gateway, signals, say)
         await run.on_the_way(way)

@@ -1,4 +1,4 @@
-"""Writes the Hermes configuration, runs and supervises `hermes gateway`."""
+"""Runs and supervises `hermes gateway`."""
 
 from __future__ import annotations
 
@@ -7,153 +7,37 @@ import contextlib
 import ctypes
 import logging
 import os
-import secrets
 import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Self
-from urllib.parse import urlsplit
+from typing import IO, Self
 
 import psutil
 
 from molecule_hermes.backoff import Backoff
-from molecule_hermes.config import PREFIX, Settings
 from molecule_hermes.errors import StartError, TurnFailure, Unreachable
+from molecule_hermes.hermes.credentials import public_environment
 from molecule_hermes.hermes.home import HermesHome
-from molecule_hermes.hermes.providers import ModelChoice, keys_that_are_set
 from molecule_hermes.plugin.handover import Handover
-from molecule_hermes.plugin.settings import API_KEY, SECRET, restart_settings
-from molecule_hermes.text import is_loopback, redact
+from molecule_hermes.text import redact
 
-__all__ = [
-    "SHARED_TOOLSETS",
-    "Credentials",
-    "Gateway",
-    "api_address",
-    "configure",
-    "credentials_of",
-    "handover_of",
-    "public_environment",
-]
+__all__ = ["COMMAND", "Gateway"]
 
 logger = logging.getLogger(__name__)
 
-SHARED_TOOLSETS = ("session_search", "memory", "cronjob")
-"""What one peer's agent could tell another's through, or run when its turn is over."""
 _PR_SET_PDEATHSIG = 1
 _CHECK_EVERY = 0.2
 _CHECK_TIMEOUT = 5.0
 _RESTART = Backoff(first=1.0, longest=30.0)
 _HANDOVER_TAKES = 10.0
-_TRUE = frozenset({"true", "1", "yes", "on"})
 
 Check = Callable[[], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """What the bridge needs to talk to the Hermes it configured."""
-
-    api_key: str = field(repr=False)
-    secret: str = field(repr=False)
-
-
-def configure(home: HermesHome, settings: Settings, model: ModelChoice | None) -> Credentials:
-    """Merges what the bridge needs into Hermes's folder; secrets are not written.
-
-    `model` is None when the folder has a model of its own.
-    """
-    host, port = api_address(settings)
-    home.create()
-    credentials = credentials_of(home, settings)
-    if model is not None:
-        home.set_model(model.block)
-    limits = {"api_server": {"max_concurrent_runs": settings.max_running}}
-    home.merge_config({"gateway": limits}, restart_settings() | _workplace(settings))
-    home.merge_env(
-        {"API_SERVER_ENABLED": "true", "API_SERVER_HOST": host, "API_SERVER_PORT": str(port)},
-        # Earlier versions wrote them, and tools can read the file.
-        drop=(API_KEY, SECRET) if settings.owns_home else (),
-    )
-    return credentials
-
-
-def _workplace(settings: Settings) -> dict[str, Any]:
-    """A folder for the agent's tools, and for the files that it may deliver. Without one that is
-    the user's home. In a Hermes folder of the user's own it is the user's to choose."""
-    if not settings.owns_home:
-        return {}
-    folder = (settings.state_dir / "work").absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    return {"terminal": {"cwd": str(folder)}}
-
-
-def credentials_of(
-    home: HermesHome, settings: Settings, *, keep_config: bool = False
-) -> Credentials:
-    """The environment's, else those in the user's own folder, else new ones for this start.
-
-    With `keep_config` any folder counts, and a key is made only for an API server that is
-    switched on there: a key alone would switch it on.
-    """
-    key, secret = settings.api_server_key, settings.shared_secret
-    kept = home.read_env() if keep_config or not settings.owns_home else {}
-    wanted = not keep_config or kept.get("API_SERVER_ENABLED", "").lower() in _TRUE
-    made = _new_secret() if wanted else ""
-    return Credentials(
-        key.get_secret_value() if key else _usable(kept.get(API_KEY, "")) or made,
-        secret.get_secret_value() if secret else _usable(kept.get(SECRET, "")) or _new_secret(),
-    )
-
-
-def _usable(secret: str) -> str:
-    """Hermes takes no API key below 16 characters."""
-    return secret if len(secret) >= 16 else ""
-
-
-def _new_secret() -> str:
-    return secrets.token_urlsafe(32)
-
-
-def handover_of(
-    settings: Settings, credentials: Credentials, environ: Mapping[str, str]
-) -> Handover:
-    """What Hermes gets at each start, beside its public environment."""
-    apart = settings.has_several_peers and not settings.shared_memory
-    return Handover(
-        secret=credentials.secret,
-        api_key=credentials.api_key,
-        callbacks=(settings.callback_address,),
-        environ={name: environ[name] for name in keys_that_are_set(environ)},
-        disabled_toolsets=SHARED_TOOLSETS if apart else (),
-    )
-
-
-def public_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the bridge's settings and what Hermes is handed otherwise.
-
-    Tools can print the environment that they inherit.
-    """
-    private = {API_KEY, SECRET, *keys_that_are_set(environ)}
-    return {k: v for k, v in environ.items() if not k.startswith(PREFIX) and k not in private}
-
-
-def api_address(settings: Settings) -> tuple[str, int]:
-    parts = urlsplit(settings.hermes_api_base)
-    host = parts.hostname or "127.0.0.1"
-    if not is_loopback(host):
-        raise StartError(
-            f"HERMES_API_BASE={settings.hermes_api_base!r} is not on this machine",
-            "`up` runs its own Hermes on loopback; use `molecule-hermes serve` for a remote one",
-        )
-    return ("127.0.0.1" if host == "localhost" else host), parts.port or 80
-
-
-_COMMAND = (
+COMMAND = (
     sys.executable,
     # Not from the folder in which it starts, Hermes's: tools can write there.
     "-P",
@@ -175,7 +59,7 @@ class Gateway:
         *,
         environ: Mapping[str, str],
         handover: Handover | None = None,
-        command: Sequence[str] = _COMMAND,
+        command: Sequence[str] = COMMAND,
         max_restarts: int = 5,
         restart_window: float = 300.0,
         stop_timeout: float = 10.0,

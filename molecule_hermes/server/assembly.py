@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from molecule_hermes.config import Settings
-from molecule_hermes.hermes.home import HermesHome
-from molecule_hermes.hermes.process import Credentials
+from molecule_hermes.hermes.credentials import Credentials
 from molecule_hermes.net.addresses import PublicOnly
-from molecule_hermes.plugin.settings import API_KEY, SECRET
 from molecule_hermes.protocol.incoming import Attachments
 from molecule_hermes.transports.base import Transport
 from molecule_hermes.transports.chat.transport import ChatTransport
@@ -21,7 +19,6 @@ __all__ = [
     "address_of",
     "create_transport",
     "executor_options",
-    "known_credentials",
     "transport_to_running_hermes",
 ]
 
@@ -35,16 +32,6 @@ def transport_to_running_hermes(settings: Settings) -> TransportName:
 
 def address_of(name: TransportName, settings: Settings) -> str:
     return settings.platform_url if name == "plugin" else settings.hermes_api_base
-
-
-def known_credentials(settings: Settings) -> Credentials:
-    """Credentials from the environment, else from Hermes's own folder. None are generated."""
-    key, secret = settings.api_server_key, settings.shared_secret
-    kept = HermesHome(settings.home).read_env()
-    return Credentials(
-        key.get_secret_value() if key else kept.get(API_KEY, ""),
-        secret.get_secret_value() if secret else kept.get(SECRET, ""),
-    )
 
 
 def create_transport(

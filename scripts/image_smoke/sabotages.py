@@ -14,7 +14,7 @@ from image_smoke.engines import Container, Engine
 _AS_UP_LEAVES_IT_BUT = """
 from molecule_hermes.config import Settings
 from molecule_hermes.hermes.plugin_setup import enable
-from molecule_hermes.hermes.process import configure
+from molecule_hermes.hermes.home_setup import configure
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.providers import demo_choice
 settings = Settings.from_env()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from molecule_hermes.hermes.process import _COMMAND
+from molecule_hermes.hermes.process import COMMAND
 
 
 def test_a_module_in_hermes_folder_is_not_run_with_the_secrets(tmp_path: Path) -> None:
     for name in ("molecule_hermes", "ctypes"):
         (tmp_path / f"{name}.py").write_text("open('planted', 'w').close()\n")
     ended = subprocess.run(
-        _COMMAND,
+        COMMAND,
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from molecule_hermes.config import Settings
 from molecule_hermes.hermes.home import HermesHome
-from molecule_hermes.hermes.process import configure
+from molecule_hermes.hermes.home_setup import configure
 from molecule_hermes.hermes.providers import choose_model
 from tests.support.peers import ask, peer
 from tests.support.serving import serve

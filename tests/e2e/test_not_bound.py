@@ -16,8 +16,8 @@ import pytest
 
 from molecule_hermes.config import Settings
 from molecule_hermes.hermes.home import HermesHome
+from molecule_hermes.hermes.home_setup import configure
 from molecule_hermes.hermes.plugin_setup import enable
-from molecule_hermes.hermes.process import configure
 from molecule_hermes.hermes.providers import demo_choice
 from tests.support.peers import ask, peer
 from tests.support.stack import environment, up
@@ -91,7 +91,7 @@ def load_error(environ: dict[str, str]) -> list[str]:
 CAUSES: dict[Callable[[dict[str, str]], list[str]], tuple[str, str]] = {
     not_enabled: ("does not list molecule-a2a in plugins.enabled", "plugin enable"),
     no_stanza: ("has no stanza platforms.molecule_a2a", "plugin enable"),
-    disabled: ("in plugins.disabled", "take it out"),
+    disabled: ("in plugins.disabled", "remove it there"),
     safe_mode: ("HERMES_SAFE_MODE is set", "unset it"),
     port_taken: ("cannot listen on", "MOLECULE_A2A_PLATFORM_PORT"),
     not_installed: ("is not installed in Hermes's environment", "pip install molecule-hermes"),

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError
 from molecule_hermes.hermes.home import HermesHome, write_atomically
-from molecule_hermes.hermes.process import configure, credentials_of
+from molecule_hermes.hermes.home_setup import configure
 from molecule_hermes.hermes.providers import demo_choice
-from molecule_hermes.plugin.settings import API_KEY, SECRET
 
 EXISTING = """\
 # my own Hermes
@@ -95,68 +94,6 @@ def test_configuring_twice_is_configuring_once(home: HermesHome, tmp_path: Path)
     assert home.read_env()["API_SERVER_PORT"] == "8642"
     assert "# mine\nFOO=bar\n" in home.env_file.read_text()
     assert mode(home.env_file) == mode(home.config_file) == 0o600
-
-
-KEPT = {API_KEY: "a-key-in-the-file-of-env", SECRET: "a-secret-in-the-file-of-env"}
-
-
-def test_in_a_folder_of_our_own_secrets_are_new_and_leave_the_file(
-    home: HermesHome, tmp_path: Path
-) -> None:
-    # As in the image, which names the folder all the same.
-    settings = Settings.from_env(
-        {"MOLECULE_HERMES_STATE_DIR": str(tmp_path), "HERMES_HOME": str(home.path)}
-    )
-    home.env_file.write_text("# mine\nFOO=bar\n")
-    home.merge_env(KEPT)
-    first, second = (configure(home, settings, None) for _ in range(2))
-    made = {first.api_key, first.secret, second.api_key, second.secret}
-    assert len(made) == 4
-    assert all(len(secret) >= 32 for secret in made)
-    assert not KEPT.keys() & home.read_env().keys()
-    assert home.env_file.read_text().startswith("# mine\nFOO=bar\n")
-
-
-def test_secrets_in_a_folder_of_the_users_own_stay_and_are_used(
-    home: HermesHome, tmp_path: Path
-) -> None:
-    settings = Settings.from_env(
-        {"MOLECULE_HERMES_STATE_DIR": str(tmp_path / "state"), "HERMES_HOME": str(home.path)}
-    )
-    assert configure(home, settings, None).api_key not in home.env_file.read_text()
-    home.merge_env(KEPT)
-    credentials = configure(home, settings, None)
-    assert (credentials.api_key, credentials.secret) == tuple(KEPT.values())
-    assert home.read_env() | KEPT == home.read_env()
-    # Hermes would not take one that short.
-    home.merge_env({API_KEY: "short"})
-    assert len(configure(home, settings, None).api_key) >= 16
-
-
-def test_the_environments_secrets_count_first_and_are_not_written(
-    home: HermesHome, tmp_path: Path
-) -> None:
-    secrets = {API_KEY: "a-key-of-the-environment", SECRET: "a-secret-of-the-environment"}
-    folders = {"MOLECULE_HERMES_STATE_DIR": str(tmp_path / "state"), "HERMES_HOME": str(home.path)}
-    home.merge_env(KEPT)
-    credentials = configure(home, Settings.from_env(folders | secrets), None)
-    assert (credentials.api_key, credentials.secret) == tuple(secrets.values())
-    assert "of-the-environment" not in home.env_file.read_text()
-
-
-def test_a_folder_that_is_kept_as_it_is_gets_a_key_only_where_it_wants_one(
-    home: HermesHome, tmp_path: Path
-) -> None:
-    """A key alone would switch Hermes's API server on."""
-    settings = Settings.from_env({"MOLECULE_HERMES_STATE_DIR": str(tmp_path)})
-    credentials = credentials_of(home, settings, keep_config=True)
-    assert credentials.api_key == ""
-    assert len(credentials.secret) >= 32
-    # As an earlier `up` left it.
-    home.merge_env({"API_SERVER_ENABLED": "true"})
-    assert len(credentials_of(home, settings, keep_config=True).api_key) >= 32
-    home.merge_env(KEPT)
-    assert credentials_of(home, settings, keep_config=True).api_key == KEPT[API_KEY]
 
 
 def test_a_model_that_we_did_not_write_is_foreign(home: HermesHome) -> None:

@@ -17,7 +17,8 @@ import pytest
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError, Unreachable
 from molecule_hermes.hermes.home import HermesHome
-from molecule_hermes.hermes.process import Gateway, api_address
+from molecule_hermes.hermes.home_setup import api_address
+from molecule_hermes.hermes.process import Gateway
 from molecule_hermes.net.ports import require_free_port
 from tests.support.serving import free_port
 

@@ -13,8 +13,10 @@ import pytest
 from aiohttp import web
 
 from molecule_hermes.config import Settings
+from molecule_hermes.hermes.api import platform_state
+from molecule_hermes.hermes.diagnosis import Hermes, diagnose
 from molecule_hermes.hermes.home import HermesHome
-from molecule_hermes.hermes.plugin_setup import Hermes, diagnose, enable, platform_state
+from molecule_hermes.hermes.plugin_setup import enable
 from tests.support.serving import serve
 
 FATAL = {"state": "fatal", "error_code": "port_in_use", "error_message": "cannot listen"}

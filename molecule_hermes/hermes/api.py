@@ -1,0 +1,70 @@
+"""The few calls to Hermes's own API that are not turns."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import httpx
+import psutil
+
+from molecule_hermes.plugin.settings import PLATFORM
+
+__all__ = ["open_first_session", "platform_in", "platform_state"]
+
+
+async def platform_state(api_base: str, api_key: str) -> Mapping[str, Any] | None:
+    """The state of our platform as Hermes reports it.
+
+    Returns {} if Hermes does not know the platform, and None if Hermes cannot be asked.
+    """
+    try:
+        async with _client(api_base, api_key) as http:
+            return platform_in((await http.get("/health/detailed")).json())
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def platform_in(report: Any) -> Mapping[str, Any] | None:
+    """The state of our platform in a health report of Hermes.
+
+    The report's `status` stays "ok" whatever happens to a platform, so only `platforms` counts.
+    It also holds entries of earlier processes, which are ignored.
+    """
+    if report["gateway_state"] != "running":
+        return None
+    state = report["platforms"].get(PLATFORM, {})
+    if state and _is_stale(state["updated_at"], report["pid"]):
+        return {}
+    return state if isinstance(state, Mapping) else {}
+
+
+def _is_stale(updated_at: str, pid: int) -> bool:
+    """Whether the entry is older than the gateway's process."""
+    try:
+        started = psutil.Process(pid).create_time()
+    except psutil.Error:
+        return False
+    return datetime.fromisoformat(updated_at).timestamp() < started - 1.0
+
+
+async def open_first_session(api_base: str, api_key: str) -> None:
+    """Creates a session if there is none.
+
+    Hermes appends a note for newcomers to the very first message, which would be a peer's.
+    """
+    with contextlib.suppress(httpx.HTTPError, ValueError, AttributeError):
+        async with _client(api_base, api_key) as http:
+            if not (await http.get("/api/sessions")).json().get("data"):
+                await http.post("/api/sessions", json={})
+
+
+def _client(api_base: str, api_key: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=api_base.removesuffix("/v1"),
+        headers={"Authorization": f"Bearer {api_key}"},
+        timeout=5.0,
+        trust_env=False,
+    )
