@@ -1,9 +1,9 @@
-# The bridge, its plugin and Hermes in one virtual environment.
+# Installs the bridge, its plugin and Hermes into one virtual environment.
 #   docker build -t molecule-hermes .
 # Without a package index: --build-context wheels=DIR --build-arg PIP_NO_INDEX=1
 ARG BASE=python:3.13.9-slim-trixie
 
-# Empty, unless the build is given a context of this name.
+# This stage is empty unless the build passes a context named wheels.
 FROM scratch AS wheels
 
 FROM ${BASE} AS build
@@ -11,7 +11,7 @@ ARG PIP_INDEX_URL
 ARG PIP_NO_INDEX
 RUN python3 -m venv /opt/molecule-hermes
 WORKDIR /src
-# What it needs first: that layer stays when only our own code changes.
+# Install the dependencies first, so that this layer stays cached when only our own code changes.
 COPY constraints.txt pyproject.toml ./
 RUN --mount=type=bind,from=wheels,target=/wheels \
     python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" >needed.txt \
@@ -30,7 +30,7 @@ LABEL org.opencontainers.image.title="molecule-hermes" \
       org.opencontainers.image.description="A bridge between A2A peers and the Hermes agent, with Hermes" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
-# tini reaps what Hermes's tools leave behind and passes signals on.
+# tini reaps the processes that Hermes's tools leave behind, and forwards signals.
 RUN if ! command -v tini >/dev/null; then \
       apt-get update && apt-get install --yes --no-install-recommends tini \
       && rm -rf /var/lib/apt/lists/* /var/cache/apt/*; \
@@ -39,7 +39,7 @@ RUN if ! command -v tini >/dev/null; then \
     && install --directory --owner hermes --group hermes /data
 COPY --from=build /opt/molecule-hermes /opt/molecule-hermes
 COPY --chmod=755 scripts/entrypoint.sh /opt/molecule-hermes/bin/entrypoint.sh
-# Everything that is written is below the volume; the root file system may be read-only.
+# All files are written below the volume, so the root file system can be read-only.
 ENV PATH=/opt/molecule-hermes/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     HOME=/data/home \
     TMPDIR=/data/tmp \

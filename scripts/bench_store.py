@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""What storing a task costs: our registry over SQLite and memory, beside the SDK's own store.
+"""Measures the cost of storing a task: our registry with SQLite and in memory, and the SDK's store.
 
     .venv/bin/python scripts/bench_store.py
 
-Every figure is the best of several rounds, because other work on the machine only adds to it.
+Every figure is the best of several rounds, because other load on the machine only increases it.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def new_task(name: str) -> Task:
 
 
 async def turns(tasks: Tasks, count: int, writers: int) -> None:
-    """Three states each, as a turn has them."""
+    """Stores three states for each task, as a turn does."""
 
     async def writer(number: int) -> None:
         for i in range(count // writers):
@@ -143,7 +143,7 @@ async def turns(tasks: Tasks, count: int, writers: int) -> None:
 
 
 async def stream(tasks: Tasks, updates: int) -> None:
-    """One reply that grows by a few letters with each update."""
+    """Stores one reply that grows by a few characters with each update."""
     task = new_task(f"stream{updates}")
     task.status.state = TaskState.TASK_STATE_WORKING
     await tasks.set_state(task)
@@ -154,7 +154,7 @@ async def stream(tasks: Tasks, updates: int) -> None:
 
 
 async def best(work: Callable[[], Awaitable[None]], rounds: int) -> tuple[float, float]:
-    """Seconds on the clock and of CPU, of all threads."""
+    """Returns wall-clock seconds and CPU seconds of all threads."""
     clock, cpu = [], []
     for _ in range(rounds):
         began, busy = time.perf_counter(), time.process_time()
@@ -167,7 +167,7 @@ async def best(work: Callable[[], Awaitable[None]], rounds: int) -> tuple[float,
 async def saves(count: int = 480) -> None:
     print(f"{'saving states':20} {'writers':>7} {'µs of CPU':>10} {'saves/s':>9} {'commits':>8}")
     for name, open_store in STORES.items():
-        # With more than one writer the SDK's fails with "database is locked".
+        # With more than one writer, the SDK's store fails with "database is locked".
         for writers in (1,) if open_store is sdk_sqlite else (1, 32):
             with tempfile.TemporaryDirectory() as folder:
                 async with open_store(Path(folder)) as tasks:

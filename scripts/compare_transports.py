@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Times a turn through the plugin and through chat completions, on one real Hermes, in one run.
+"""Compares the latency of the plugin and of chat completions on one real Hermes.
 
-Starts `molecule-hermes up` (plugin) and beside it `molecule-hermes serve` (chat completions) on the
-same Hermes with the demo model, alternates turns between them, and prints medians and their ratio:
-from the peer's message to its first text, from the model's first token to that text (the model says
-when it wrote it), and to the end of the turn.
+Starts `molecule-hermes up` (plugin) and `molecule-hermes serve` (chat completions) on the same
+Hermes with the demo model, and alternates turns between them. Prints the medians and their ratio of
+the time to the first text, of the time from the model's first token to that text (the demo model
+reports when it wrote it), and of the whole turn.
 Run it with the project's environment: .venv/bin/python scripts/compare_transports.py [TURNS]
 """
 
@@ -58,7 +58,7 @@ async def until_ready(url: str) -> None:
 
 
 async def turn(url: str, context: str) -> tuple[float, float, float]:
-    """Seconds to the first text, from the model's first token to it, and to the end."""
+    """Returns seconds to the first text, from the model's first token to it, and to the end."""
     began = time.time()
     first = token = 0.0
     async with connect(url) as client:
@@ -71,7 +71,9 @@ async def turn(url: str, context: str) -> tuple[float, float, float]:
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("turns", type=int, nargs="?", default=30, help="turns each (default 30)")
+    parser.add_argument(
+        "turns", type=int, nargs="?", default=30, help="turns per transport (default: 30)"
+    )
     turns = parser.parse_args().turns
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="compare-")))
@@ -82,7 +84,7 @@ async def main() -> None:
             "MOLECULE_A2A_PLATFORM_PORT": free_port(),
             "MOLECULE_A2A_CALLBACK_PORT": free_port(),
             "HERMES_API_BASE": f"http://127.0.0.1:{free_port()}/v1",
-            # Else only `up` would know it.
+            # Set explicitly, because `serve` cannot know a key that `up` generates.
             "API_SERVER_KEY": secrets.token_urlsafe(32),
         }
         beside = environ | {
@@ -91,8 +93,8 @@ async def main() -> None:
             "MOLECULE_HERMES_PORT": free_port(),
         }
         urls = {
-            way: f"http://127.0.0.1:{env['MOLECULE_HERMES_PORT']}"
-            for way, env in (("plugin", environ), ("chat", beside))
+            transport: f"http://127.0.0.1:{env['MOLECULE_HERMES_PORT']}"
+            for transport, env in (("plugin", environ), ("chat", beside))
         }
         print("… starting Hermes and two bridges", flush=True)
         for env, words in ((environ, ["up"]), (beside, ["serve", "--transport", "chat"])):
@@ -102,12 +104,12 @@ async def main() -> None:
             await until_ready(f"http://127.0.0.1:{env['MOLECULE_HERMES_PORT']}")
         taken: dict[str, list[tuple[float, float, float]]] = {"plugin": [], "chat": []}
         for i in range(turns + 1):
-            for way, url in urls.items():
-                figures = await turn(url, f"{way}-{i % 5}")
-                if i:  # the first warms Hermes up
-                    taken[way].append(figures)
+            for transport, url in urls.items():
+                figures = await turn(url, f"{transport}-{i % 5}")
+                if i:  # the first turn only warms up Hermes
+                    taken[transport].append(figures)
             if i % 10 == 0:
-                print(f"… {i} of {turns} turns each", flush=True)
+                print(f"… {i} of {turns} turns per transport", flush=True)
         report(taken)
 
 
@@ -116,11 +118,11 @@ def report(taken: dict[str, list[tuple[float, float, float]]]) -> None:
         f"{'through':12} {'first text':>11} {'token → text':>13} {'whole turn':>11}   (medians, ms)"
     )
     medians = {
-        way: [statistics.median(column) * 1000 for column in zip(*rows, strict=True)]
-        for way, rows in taken.items()
+        transport: [statistics.median(column) * 1000 for column in zip(*rows, strict=True)]
+        for transport, rows in taken.items()
     }
-    for way, figures in medians.items():
-        print(f"{way:12} {figures[0]:11.0f} {figures[1]:13.1f} {figures[2]:11.0f}")
+    for transport, figures in medians.items():
+        print(f"{transport:12} {figures[0]:11.0f} {figures[1]:13.1f} {figures[2]:11.0f}")
     ratios = [c / p for c, p in zip(medians["chat"], medians["plugin"], strict=True)]
     print(f"{'chat/plugin':12} {ratios[0]:11.2f} {ratios[1]:13.2f} {ratios[2]:11.2f}")
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""From nothing to the full chain: A2A peer → bridge → plugin → Hermes → demo model, and back.
+"""Tests the full chain from scratch: A2A peer → bridge → plugin → Hermes → demo model, and back.
 
-Builds the wheel, installs it into a new virtual environment, starts `molecule-hermes up` on a new
-HERMES_HOME and free ports, runs a matrix of peer turns, prints a table, and leaves nothing behind.
-Needs only Python 3.11 or newer. Exit code: 0 when every row passed, else 1.
+Builds the wheel, installs it into a new virtual environment, and starts `molecule-hermes up` with a
+new HERMES_HOME on free ports. Then runs a matrix of peer turns, prints a table and cleans up.
+Needs only Python 3.11 or newer. Exit code: 0 if every row passed, otherwise 1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ READY_LIMIT = 120
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else "")
-    parser.add_argument("--keep", metavar="DIR", help="work in DIR and keep it, for a look after")
+    parser.add_argument("--keep", metavar="DIR", help="work in DIR and keep it for inspection")
     parser.add_argument("--inside", metavar="URL", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
@@ -67,7 +67,7 @@ def full_chain(folder: Path) -> int:
 
 
 def install(folder: Path) -> Path:
-    """Builds the wheel and installs it, as anybody would, into a new environment."""
+    """Builds the wheel and installs it into a new environment, as a user would."""
     python = folder / "venv" / "bin" / "python"
     if python.exists():
         return python
@@ -79,14 +79,14 @@ def install(folder: Path) -> Path:
     wheel = next(wheels.glob("molecule_hermes-*.whl"))
     constraints = ROOT / "constraints.txt"
     step(
-        f"installing {wheel.name} and what it needs (about a minute)",
+        f"installing {wheel.name} and its dependencies (about a minute)",
         lambda: run([*pip, "install", "-c", constraints, wheel]),
     )
     return python
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """No key, no user's home, free ports."""
+    """Returns an environment without a model key, with an empty home and free ports."""
     (folder / "user").mkdir(exist_ok=True)
     kept = {k: os.environ[k] for k in ("PATH", "LANG", "TMPDIR") if k in os.environ}
     return kept | {
@@ -115,7 +115,7 @@ def until_ready(url: str, stack: subprocess.Popen[bytes], log: Path) -> None:
                 return
         except (urllib.error.URLError, ConnectionError):
             time.sleep(0.1)
-    raise SystemExit(f"it did not become ready:\n{log.read_text()}")
+    raise SystemExit(f"molecule-hermes up did not become ready:\n{log.read_text()}")
 
 
 def stop(stack: subprocess.Popen[bytes]) -> int:
@@ -147,13 +147,13 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-# What follows runs inside the new environment, where the SDK is.
+# The rest runs inside the new environment, which has the SDK.
 
 Row = Callable[[Any], Awaitable[None]]
 
 
 async def matrix(url: str) -> int:
-    """Runs every row; a row that fails does not stop the others."""
+    """Runs every row, even if an earlier one fails."""
     rows: list[tuple[str, AbstractAsyncContextManager[Any], Row]] = []
     for binding in ("JSONRPC", "HTTP+JSON"):
         for version in ("1.0", "0.3"):
@@ -207,7 +207,7 @@ def connect(
 
 
 async def ask(client: Any, text: str, context: str = "") -> tuple[str, str, str]:
-    """The state a turn ended in, the reply, and the last status's words."""
+    """Returns the turn's last state, the reply, and the text of the last status message."""
     from molecule_hermes.client.connection import message
 
     return await seen(client.send_message(message(text, context)))
@@ -252,7 +252,7 @@ async def remembers(client: Any) -> None:
 
 
 async def keeps_apart(client: Any) -> None:
-    """another context knows nothing of it"""
+    """another context does not see that conversation"""
     _, reply, _ = await ask(client, "what did I say?", "another")
     expect("teal" not in reply, reply)
 
@@ -264,7 +264,7 @@ async def runs_a_tool(client: Any) -> None:
 
 
 async def asks_first(client: Any) -> None:
-    """a dangerous command waits for the peer, who says no, and the turn goes on"""
+    """a dangerous command waits for approval; the peer denies it, and the turn continues"""
     from molecule_hermes.client.connection import message
 
     stream = client.send_message(message("demo:run rm -rf /no/such/folder/anywhere", "danger"))
@@ -282,7 +282,7 @@ async def refuses_commands(client: Any) -> None:
 
 
 async def in_order(client: Any) -> None:
-    """five messages at once in one context are answered in order, each its own"""
+    """five concurrent messages in one context get their own answers, in order"""
     from molecule_hermes.client.connection import message
 
     streams = []
@@ -296,7 +296,7 @@ async def in_order(client: Any) -> None:
 
 
 async def cancels(client: Any) -> None:
-    """a running turn is canceled, and the conversation goes on"""
+    """a running turn is canceled, and the conversation continues"""
     from a2a.types import CancelTaskRequest
 
     from molecule_hermes.client.connection import message
@@ -314,7 +314,7 @@ async def cancels(client: Any) -> None:
 
 
 async def names_failures(client: Any) -> None:
-    """the model's failures are named: a refused key, nothing to say"""
+    """the model's failures are reported: a refused key, an empty answer"""
     for directive, word in (("demo:fail=401", "API key"), ("demo:empty", "empty")):
         state, _, words = await ask(client, directive)
         expect(state == "FAILED" and word in words, json.dumps([directive, state, words]))

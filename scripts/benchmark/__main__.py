@@ -1,4 +1,4 @@
-"""Runs every measure against every server, in turns, and reports."""
+"""Runs every measurement against every server, alternating between them, and reports."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Server:
 
 @dataclass
 class Figures:
-    """What was measured, by server: the median of the rounds."""
+    """The measurements per server; `of` returns the median of the rounds."""
 
     rounds: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
@@ -68,7 +68,7 @@ async def running(
     environ = os.environ | {
         "FAKE_CHAT": hermes.chat_url,
         "FAKE_PLUGIN": hermes.plugin_url,
-        # The SDK reads it when it is imported; `molecule-hermes` sets it, too.
+        # The SDK reads this variable at import time; `molecule-hermes` sets it, too.
         "OTEL_INSTRUMENTATION_A2A_SDK_ENABLED": "false",
     }
     process = await asyncio.create_subprocess_exec(
@@ -150,7 +150,7 @@ def _cpu(server: Server) -> float:
 
 
 async def in_flight(server: Server, hermes: FakeHermes) -> float:
-    """KiB of memory that each of many turns at once takes."""
+    """Returns the KiB of memory that each of many concurrent turns takes."""
     for _ in range(20):
         await server.peers.throughput(0.2)
     before = server.process.memory_info().rss
@@ -168,7 +168,7 @@ async def in_flight(server: Server, hermes: FakeHermes) -> float:
 
 
 async def _until_idle(server: Server, turns: list[asyncio.Task[None]]) -> None:
-    """All that can be done has been done: the turns wait for Hermes."""
+    """Waits until the server uses no more CPU, because all turns wait for Hermes."""
     used = -1.0
     async with asyncio.timeout(120):
         while (now := _cpu(server)) - used > 0.1:
@@ -213,15 +213,26 @@ def main() -> int:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="one short round, for a first look: too short to judge by",
+        help="run one short round; too short for reliable results",
     )
-    parser.add_argument("--rounds", type=int, default=3, help="rounds; the median counts")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of load per server and round")
-    parser.add_argument("--turns", type=int, default=200, help="of one peer, per server and round")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=3,
+        help="number of rounds; the median is reported (default: 3)",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=4.0, help="seconds of load per server and round"
+    )
+    parser.add_argument(
+        "--turns", type=int, default=200, help="turns of one peer, per server and round"
+    )
     parser.add_argument(
         "--streams", type=int, default=10, help="long replies, per server and round"
     )
-    parser.add_argument("--out", type=Path, default=_OUT, help="where to write (bench-results)")
+    parser.add_argument(
+        "--out", type=Path, default=_OUT, help="output folder (default: bench-results)"
+    )
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.seconds, options.turns, options.streams = 1, 1.5, 50, 6

@@ -1,4 +1,4 @@
-"""Hermes without latency, over either way; and what it replies."""
+"""A fake Hermes without latency, for both transports, and its replies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOKENS = {f"peer{i}": f"token-{i:02}-0123456789abcdef" for i in range(32)}
 
 
 def reply_to(text: str) -> Iterator[str]:
-    """`deltas N` is answered in N pieces, anything else in one."""
+    """Answers `deltas N` in N pieces, and anything else in one."""
     word, _, number = text.partition(" ")
     if word == "deltas":
         yield from (f"word{i} " for i in range(int(number)))
@@ -72,7 +72,7 @@ class FakeHermes:
         return web.json_response({"ok": False}, status=404)
 
     async def _turn(self, message: dict[str, Any]) -> None:
-        """Each piece leaves through the plugin's own outbox, as soon as it is there."""
+        """Sends each piece through the plugin's own outbox as soon as it is available."""
         await self._wait()
         chat, name, url = message["chat_id"], message["message_id"], message["callback_url"]
         numbers, pieces = itertools.count(), list(reply_to(message["content"]))

@@ -1,4 +1,4 @@
-"""Peers: they send turns, check every answer, and are timed.
+"""Peers that send turns, check every answer and measure the time.
 
 The SDK's own client is slower than what is measured.
 """
@@ -26,7 +26,7 @@ class Peers:
         self._session = session
 
     async def turn(self, text: str, peer: int = 0) -> None:
-        """One SendMessage; raises unless the answer is the right one."""
+        """Sends one SendMessage; raises if the answer is wrong."""
         request = _request("SendMessage", text)
         async with self._session.post(self._url, json=request, headers=_headers(peer)) as answer:
             body = await answer.json()
@@ -39,7 +39,7 @@ class Peers:
             raise WrongAnswerError(f"{text!r} was answered {said[:100]!r}")
 
     async def streamed(self, text: str) -> float:
-        """Seconds of one SendStreamingMessage, whose updates must add up to the reply."""
+        """Returns the seconds of one SendStreamingMessage, and checks the streamed reply."""
         began = time.perf_counter()
         said, state = "", ""
         request = _request("SendStreamingMessage", text)
@@ -53,7 +53,7 @@ class Peers:
         return took
 
     async def throughput(self, seconds: float, peers: int = 32) -> float:
-        """Turns per second of that many peers, each with one turn at a time."""
+        """Returns turns per second of many peers, each with one turn at a time."""
         until = time.perf_counter() + seconds
         done = 0
 
@@ -68,7 +68,7 @@ class Peers:
         return done / (time.perf_counter() - began)
 
     async def latency(self, turns: int) -> float:
-        """Seconds per turn of one peer, on average."""
+        """Returns the average seconds per turn of one peer."""
         began = time.perf_counter()
         for number in range(turns):
             await self.turn(f"alone {number}")

@@ -1,4 +1,4 @@
-"""The table in the terminal, and the plot."""
+"""Prints the table and draws the plot."""
 
 from __future__ import annotations
 

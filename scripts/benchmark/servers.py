@@ -1,9 +1,9 @@
-"""The servers under test, each in a process of its own: `python -m benchmark.servers NAME PORT`.
+"""The servers under test, each in its own process: `python -m benchmark.servers NAME PORT`.
 
-floor         the SDK's task echo in memory: the SDK as it is
-sdk-sqlite    the same on the SDK's own SQLite store, one update per delta
-earlier       a new HTTP client for every turn, as the earlier bridge made it
-chat, plugin  the bridge, durable, over either way to Hermes
+floor         the plain SDK with an echo executor and tasks in memory
+sdk-sqlite    the same with the SDK's own SQLite store, one update per delta
+earlier       a bridge that creates a new HTTP client for every turn
+chat, plugin  the bridge with its durable store, over either transport
 chat-memory, plugin-memory   the same with tasks in memory
 """
 
@@ -45,13 +45,13 @@ from molecule_hermes.transports.plugin.transport import PluginTransport
 from .fakes import KEY, SECRET, TOKENS, reply_to
 
 HELD = 40.0
-"""Seconds that the floor keeps a turn in flight, while its memory is looked at."""
+"""Seconds that the floor keeps a turn in flight while its memory is measured."""
 BASELINES = ("floor", "sdk-sqlite", "earlier")
 BRIDGES = ("chat", "plugin", "chat-memory", "plugin-memory")
 
 
 class Echo(AgentExecutor):
-    """The same events as the bridge's for a short reply: Task, WORKING, one artifact, COMPLETED."""
+    """Emits the bridge's events for a short reply: Task, WORKING, one artifact, COMPLETED."""
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         task_id, context_id = context.task_id or "", context.context_id or ""
@@ -96,7 +96,7 @@ async def _sdk_store(name: str, folder: str) -> AsyncIterator[TaskStore]:
     from a2a.server.tasks import DatabaseTaskStore
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    patience = {"timeout": 60}  # a busy disk slows it; it need not fail
+    patience = {"timeout": 60}  # a busy disk should only slow it down
     engine = create_async_engine(f"sqlite+aiosqlite:///{folder}/tasks.db", connect_args=patience)
     store = DatabaseTaskStore(engine)
     await store.initialize()

@@ -1,4 +1,4 @@
-"""What must hold of the image, seen from inside and outside a container."""
+"""Checks of the image, from inside and outside a container."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PROCESSES = """
 import json, psutil
 print(json.dumps([p.info for p in psutil.process_iter(["pid", "name", "status"])]))
 """
-# Who listens on a port cannot be seen: Hermes keeps others of its user out of its /proc.
+# The listening process cannot be looked up: Hermes hides its /proc from its user's processes.
 _LISTENER = """
 import json, psutil, sys, urllib.request
 with urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/a2a/health", timeout=5) as answer:
@@ -74,13 +74,13 @@ def prove(engine: Engine, image: str, report: Report) -> None:
         report.check("SIGKILL", lambda: str(second.container.wait()))
     began = time.monotonic()
     with running(engine, image, volume) as third:
-        # Its processes get the numbers that the killed ones had.
+        # Its processes get the same process ids as the killed ones.
         report.check("it starts again after SIGKILL", lambda: ready(third, began))
     report.check("smoke mode", lambda: smoke_mode(engine, image))
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Free ports, as containers share the machine's network here; peers need a token."""
+    """Returns settings with free ports, because the containers share the host's network."""
     port = free_port()
     return {
         "MOLECULE_HERMES_PORT": port,
@@ -113,7 +113,7 @@ def expect(ok: object, seen: object) -> None:
 
 
 def answers(it: Running, path: str, wanted: int) -> Any:
-    """What the path answers, once it does so with that status."""
+    """Waits until the path responds with that status, and returns the body."""
 
     def look() -> Any:
         if it.container.ended:
@@ -208,7 +208,7 @@ def health(it: Running, config: Mapping[str, Any]) -> str:
 
 
 def turn(it: Running) -> dict[str, Any]:
-    """The answer comes and can be fetched, a tool runs, a stranger is refused."""
+    """Runs a turn and fetches its task, runs a tool, and checks that a token is required."""
     task = it.peer.ask("my colour is teal", "smoke")
     expect(state(task) == "COMPLETED" and "my colour is teal" in reply(task), task)
     fetched(it, task)
@@ -228,7 +228,7 @@ def doctor(it: Running) -> str:
 
 
 def reaped(it: Running) -> str:
-    """A tool leaves a child behind; when that exits it must not stay as a zombie."""
+    """A tool leaves a child process behind. When it exits, it must not stay a zombie."""
     task = it.peer.ask("demo:run (sleep 0.2 &); echo left-one", "smoke-orphan")
     expect("left-one" in reply(task), task)
 
@@ -257,7 +257,7 @@ def drained(it: Running) -> str:
 
 
 def processes_of(config: Mapping[str, Any]) -> set[str]:
-    """What runs on this machine as the image's user; others may do so, too."""
+    """Returns all processes on this machine that run as the image's user."""
     uid = config["User"].split(":")[0]
     return {path.parent.name for path in Path("/proc").glob("[0-9]*/status") if _uid(path) == uid}
 
@@ -265,7 +265,7 @@ def processes_of(config: Mapping[str, Any]) -> set[str]:
 def _uid(status: Path) -> str:
     try:
         return status.read_text().split("Uid:", 1)[1].split()[0]
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return ""
 
 
@@ -288,7 +288,7 @@ def remembered(it: Running, task: dict[str, Any]) -> str:
 
 
 def refused(engine: Engine, image: str, volume: str) -> str:
-    """Two gateways would spoil each other's state."""
+    """Two gateways would corrupt each other's state."""
     with engine.start(image, volume, environment()) as other:
         code = other.wait(60)
         expect(code == 1 and "another molecule-hermes runs" in other.output, other.output)

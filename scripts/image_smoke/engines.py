@@ -1,4 +1,4 @@
-"""What builds and runs images: docker or podman, or buildah with runc."""
+"""Container engines that build and run images: docker, podman, or buildah with runc."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STOP_LIMIT = 100.0
 
 
 class Engine(Protocol):
-    """Its containers share the machine's network, and only their volume at /data is writable."""
+    """Its containers share the host's network. Only their volume at /data is writable."""
 
     def pull(self, image: str) -> None: ...
 
@@ -32,19 +32,19 @@ class Engine(Protocol):
     def build(self, context: Path, image: str, *options: str) -> None: ...
 
     def config(self, image: str) -> dict[str, Any]:
-        """Docker's form of it: User, Env, Entrypoint, …"""
+        """Returns the image's configuration in Docker's form: User, Env, Entrypoint, …"""
         ...
 
     def size(self, image: str) -> str: ...
 
     def volume(self, image: str) -> str:
-        """A new, empty one that the image's user may write to."""
+        """Returns a new, empty volume that the image's user can write to."""
         ...
 
     def start(
         self, image: str, volume: str, environ: Mapping[str, str], *words: str, alone: bool = False
     ) -> Container:
-        """Starts it with the words as its arguments, or `alone`, in place of its entrypoint."""
+        """Starts the image with these arguments; with `alone`, in place of its entrypoint."""
         ...
 
     def close(self) -> None: ...
@@ -59,7 +59,7 @@ class Commands:
 
 
 class Container:
-    """Runs in the foreground of a process of ours, which ends with its exit code."""
+    """A container in the foreground of a child process, which ends with its exit code."""
 
     def __init__(self, commands: Commands, log: Path) -> None:
         self._commands = commands
@@ -93,7 +93,7 @@ class Container:
         return self._process.poll() is not None
 
     def run(self, *command: str) -> str:
-        """Runs a command inside, as the image's user."""
+        """Runs a command inside the container, as the image's user."""
         return run([*self._commands.execute, *command], limit=60)
 
     def kill(self, name: str) -> None:
@@ -126,7 +126,7 @@ class DockerOrPodman:
         run([self._cli, "import", tar, image], limit=PULL_LIMIT)
 
     def build(self, context: Path, image: str, *options: str) -> None:
-        # Podman's own format has no HEALTHCHECK.
+        # Podman's own image format does not support HEALTHCHECK.
         more = ["--format", "docker"] if self._cli == "podman" else []
         run([self._cli, "build", "--tag", image, *more, *options, context], limit=BUILD_LIMIT)
 
@@ -135,7 +135,7 @@ class DockerOrPodman:
 
     def config(self, image: str) -> dict[str, Any]:
         found = self._inspect(image)
-        # Docker has it in the configuration, podman beside it.
+        # Docker reports it inside the configuration, podman next to it.
         return {"Healthcheck": found.get("Healthcheck"), **found["Config"]}
 
     def size(self, image: str) -> str:
@@ -153,10 +153,10 @@ class DockerOrPodman:
         name = _new_name()
         options = ["--rm", "--name", name, "--network", "host", "--volume", f"{volume}:/data"]
         options += ["--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
-        # Podman needs systemd to run it now and then; it is tried once by hand.
+        # Podman needs systemd to run it periodically, so the check runs it once itself.
         options += ["--no-healthcheck"]
         if self._cli == "podman":
-            # Else it is not: folders for temporary files would be writable.
+            # Otherwise the folders for temporary files would be writable.
             options += ["--read-only-tmpfs=false"]
         for variable, value in environ.items():
             options += ["--env", f"{variable}={value}"]
@@ -176,14 +176,14 @@ class DockerOrPodman:
 
 
 class BuildahAndRunc:
-    """buildah builds in a chroot; runc runs, as docker would, in namespaces of its own."""
+    """Builds with buildah in a chroot, and runs with runc in separate namespaces."""
 
     def __init__(self, cache: Path, work: Path) -> None:
         self._work = work
         self._runc = ["runc", "--root", work / "runc"]
         self._buildah = ["buildah", "--root", cache / "storage", "--runroot", work / "buildah"]
         if _quietly([*self._buildah, "info"]) != 0:
-            # Overlays do not stack on every file system; plain copies always work.
+            # Overlays do not stack on every file system. Plain copies always work.
             self._buildah += ["--storage-driver", "vfs"]
         self._roots: dict[str, str] = {}
 
@@ -252,7 +252,7 @@ class BuildahAndRunc:
         environ: Mapping[str, str],
         arguments: list[str],
     ) -> None:
-        """What docker makes of the image's configuration, `--read-only` and `--cap-drop ALL`."""
+        """Returns the runtime config that docker would use with --read-only and --cap-drop ALL."""
         config = self.config(image)
         uid, gid = map(int, config["User"].split(":"))
         spec["root"] = {"path": self._mounted(image), "readonly": True}
@@ -279,7 +279,7 @@ class BuildahAndRunc:
         return self._roots[image]
 
     def close(self) -> None:
-        """The storage is ours alone: also what a build that was interrupted left there."""
+        """Removes everything, including leftovers of interrupted builds: nothing else uses it."""
         for words in (["umount", "--all"], ["rm", "--all"], ["rmi", "--prune"]):
             _quietly([*self._buildah, *words])
 
@@ -296,7 +296,7 @@ def _quietly(command: Sequence[object]) -> int:
 
 
 def _works(name: str) -> bool:
-    """A client alone is not enough: its engine must answer."""
+    """Checks that the engine responds, not only that its client is installed."""
     if name == "buildah":
         return bool(shutil.which("buildah") and shutil.which("runc"))
     return shutil.which(name) is not None and _quietly([name, "info"]) == 0
@@ -317,7 +317,7 @@ def choose_engine(wanted: str | None, cache: Path, work: Path) -> Engine:
 
 
 def install(*packages: str) -> None:
-    """From Debian, where there is one and this is root."""
+    """Installs Debian packages, if this is a Debian and we are root."""
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         raise CheckError(f"install {' and '.join(packages)} (as root, on Debian, this script does)")
     command = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]

@@ -1,4 +1,4 @@
-"""What an image is built from: a base, wheels, and this checkout."""
+"""The inputs of an image build: a base image, wheels, and this checkout."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ tar --create --file "$tar" .
 
 
 def build_image(engine: Engine, cache: Path, report: Report) -> str:
-    """Builds IMAGE from a base that was pulled or made, and wheels that were downloaded."""
+    """Builds IMAGE from a base that was pulled or created, and from downloaded wheels."""
     with Wheels(cache) as wheels:
-        base = report.need("a base", lambda: find_base(engine, cache))
+        base = report.need("a base image", lambda: find_base(engine, cache))
         report.need("wheels for it", wheels.finish)
     options = ["--build-arg", f"BASE={base}", "--build-arg", f"REVISION={_revision()}"]
     options += ["--build-arg", f"VERSION={_version()}", "--build-arg", "PIP_NO_INDEX=1"]
@@ -48,7 +48,7 @@ def build_image(engine: Engine, cache: Path, report: Report) -> str:
 
 
 def find_base(engine: Engine, cache: Path) -> str:
-    """The Dockerfile's own, where a registry has it; else Debian's, made here."""
+    """Returns the Dockerfile's base if a registry has it, otherwise a Debian created here."""
     if engine.has(_OWN_BASE):
         return _OWN_BASE
     wanted = _found(r"^ARG BASE=(\S+)$", ROOT / "Dockerfile")
@@ -62,7 +62,7 @@ def find_base(engine: Engine, cache: Path) -> str:
 
 
 def debootstrap(cache: Path) -> Path:
-    """A tar of a minimal Debian with Python, without what apt leaves behind."""
+    """Returns a tar file of a minimal Debian with Python, without apt's caches."""
     tar = cache / f"{_SUITE}.tar"
     if tar.exists():
         return tar
@@ -70,7 +70,7 @@ def debootstrap(cache: Path) -> Path:
         install("debootstrap")
     part, root = tar.with_suffix(".part"), cache / "root"
     root.mkdir(exist_ok=True)
-    # In memory, mounted for this command alone: quicker, and nothing is left however it ends.
+    # In memory, in a mount namespace of this command: faster, and nothing remains in any case.
     alone = ["unshare", "--mount", "--propagation", "private", "sh", "-euc", _MAKE_BASE, "sh"]
     run([*alone, root, part, *_mirror()], limit=600)
     part.rename(tar)
@@ -78,7 +78,7 @@ def debootstrap(cache: Path) -> Path:
 
 
 def _mirror() -> list[str]:
-    """Where this machine's apt gets Debian from; nothing leaves it to debootstrap."""
+    """Returns the Debian mirror of this machine's apt; empty for debootstrap's default."""
     try:
         listed = run(
             ["apt-get", "indextargets", "--format", "$(ORIGIN) $(LABEL) $(REPO_URI)"], limit=30
@@ -90,9 +90,9 @@ def _mirror() -> list[str]:
 
 
 class Wheels:
-    """Downloaded with this machine's pip and its configuration: the build needs no package index.
+    """Wheels, downloaded with this machine's pip, so that the build needs no package index.
 
-    The download runs from enter on; `finish` waits for it.
+    Entering the context starts the download; `finish` waits for it.
     """
 
     def __init__(self, cache: Path) -> None:
@@ -100,8 +100,8 @@ class Wheels:
         needed = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
         constraints = ROOT / "constraints.txt"
         python = _found(r"^ARG BASE=python:(3\.\d+)", ROOT / "Dockerfile")
-        # pip reads markers for the Python it runs on, not for this one; should a wheel be missing
-        # for that, the build says which.
+        # pip evaluates markers for the Python it runs on, not for the target. If a wheel is missing
+        # because of that, the build names it.
         self._command = ["download", "--quiet", *needed, "--python-version", python]
         self._command += ["--only-binary=:all:", "--implementation", "cp"]
         for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux1"):

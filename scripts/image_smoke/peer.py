@@ -1,4 +1,4 @@
-"""An A2A peer outside the container, with the standard library only."""
+"""An A2A peer outside the container, using only the standard library."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Peer:
     def __init__(self, url: str, token: str) -> None:
         self._url = url
         self._token = token
-        # No proxy stands between this machine and itself.
+        # Requests to this machine must not use a proxy.
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
     def get(self, path: str) -> tuple[int, Any]:
-        """The status and the JSON; status 0 when nobody answers."""
+        """Returns the status and the JSON body; status 0 if there is no response."""
         try:
             with self._open(self._url + path, timeout=15) as answer:
                 return answer.status, json.load(answer)
@@ -35,7 +35,7 @@ class Peer:
             return _result(json.load(answer))
 
     def ask(self, text: str, context: str = "") -> dict[str, Any]:
-        """The task that the message ended as."""
+        """Sends a message and returns its task."""
         task: dict[str, Any] = self.call("SendMessage", message=_message(text, context))["task"]
         return task
 
@@ -76,5 +76,4 @@ def reply(task: dict[str, Any]) -> str:
 
 
 def last_words(task: dict[str, Any]) -> str:
-    parts = task["status"].get("message", {}).get("parts", [])
-    return json.dumps(parts, ensure_ascii=False)
+    return json.dumps(task["status"].get("message", {}), ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""What was done, how long it took, and what came of it: told while it happens, and as a table."""
+"""Reports each step, its duration and its result, while it runs and as a table at the end."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _TICK = 15.0
 
 
 class CheckError(Exception):
-    """A check did not pass; the message says what was seen."""
+    """A check failed; the message says what was seen."""
 
 
 class StopError(Exception):
-    """Nothing after this can be checked."""
+    """The remaining steps cannot be checked."""
 
 
 class Report:
@@ -32,14 +32,14 @@ class Report:
         print(f"[{time.monotonic() - self._began:5.0f} s] {text}", flush=True)
 
     def check(self, what: str, work: Callable[[], T]) -> T | None:
-        """Runs a step; one that fails does not keep the next from running."""
+        """Runs a step. A failure does not prevent the next steps."""
         try:
             return self.need(what, work)
         except StopError:
             return None
 
     def need(self, what: str, work: Callable[[], T]) -> T:
-        """Runs a step without which there is no sense in going on; raises `StopError`."""
+        """Runs a step that all later steps need; raises `StopError` if it fails."""
         self.say(f"…    {what}")
         began = time.monotonic()
         try:
@@ -72,9 +72,9 @@ def _mark(ok: bool) -> str:
 
 
 class Job:
-    """A command that runs beside what we do: `with Job([...]) as job: …; job.result(limit=60)`.
+    """A background command: `with Job([...]) as job: …; job.result(limit=60)`.
 
-    In a session of its own: Ctrl-C reaches this script only, which then ends the whole group.
+    It runs in its own session: Ctrl-C reaches only this script, which then kills the whole group.
     """
 
     def __init__(self, command: Sequence[object], environ: Mapping[str, str] | None = None) -> None:
@@ -99,7 +99,7 @@ class Job:
         self._out.close()
 
     def result(self, limit: float) -> str:
-        """Its output; raises `CheckError` with the end of it when it fails or takes too long."""
+        """Returns the output; raises `CheckError` with its end on failure or timeout."""
         code = self._wait(limit)
         self._out.seek(0)
         output = self._out.read().decode(errors="replace")
@@ -109,7 +109,7 @@ class Job:
         return output
 
     def _wait(self, limit: float) -> int | None:
-        """The exit code, None when the time is over; a sign of life now and then."""
+        """Returns the exit code, or None on timeout; prints a line of progress now and then."""
         began = time.monotonic()
         while (left := began + limit - time.monotonic()) > 0:
             try:
@@ -119,7 +119,7 @@ class Job:
         return None
 
     def _last_line(self) -> str:
-        """Without moving the place where the command writes."""
+        """Returns the last line of output, without moving the command's file position."""
         end = os.fstat(self._out.fileno()).st_size
         tail = os.pread(self._out.fileno(), 2000, max(0, end - 2000)).decode(errors="replace")
         return (tail.split("\n")[-2:-1] or [Path(self._words[0]).name])[0][:90]
@@ -133,7 +133,7 @@ def run(
 
 
 def until(what: str, limit: float, true: Callable[[], T | None]) -> T:
-    """Polls until something comes; raises `CheckError` when the time is over."""
+    """Polls until the callable returns a value; raises `CheckError` on timeout."""
     end = time.monotonic() + limit
     while time.monotonic() < end:
         if (result := true()) is not None:

@@ -1,4 +1,4 @@
-"""Ways to break the image, and what its start must say of each."""
+"""Ways to break the image, and the message that each must cause at the start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ USER {user}
 class Sabotage:
     start: Callable[[Engine, str], Container]
     told: str
-    """What the start must say."""
+    """The text that the output must contain."""
     code: int = 1
 
 
@@ -67,7 +67,7 @@ def port_taken(engine: Engine, image: str) -> Container:
 
 
 _HELD: list[socket.socket] = []
-"""Ports stay taken until this script ends."""
+"""Ports stay in use until this script ends."""
 
 
 def short_key(engine: Engine, image: str) -> Container:
@@ -84,7 +84,7 @@ SABOTAGES = {
 
 
 def caught(name: str, engine: Engine, image: str) -> str:
-    """The start ends by itself, and its last line names the cause."""
+    """Checks that the container exits and that its last line names the cause."""
     sabotage = SABOTAGES[name]
     with sabotage.start(engine, image) as it:
         code = it.wait(120)

@@ -1,4 +1,4 @@
-"""Many peers on the real Hermes for a while, with Hermes killed now and then: all must add up."""
+"""Runs many peers against the real Hermes, kills Hermes now and then, and checks all counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .peers import ACTS, FLOOD, WITH_QUESTIONS, Peer, failure_of
 from .world import World, faults, world
 
 HANDS = 3
-"""Things that each peer does at once."""
+"""Concurrent actions of each peer."""
 
 
 def say(text: str) -> None:
@@ -41,7 +41,7 @@ async def soak(options: argparse.Namespace, folder: Path) -> bool:
                 one = Peer(name, books, made, random.Random(dice.random()), folder, acts=acts)
                 peers.append(await stack.enter_async_context(one.connected(token)))
             await _drive(options, made, peers, books, dice)
-            say("all peers are done; settling the accounts")
+            say("all peers are done; comparing the counts")
             await _settle(books, peers)
             metrics = await _metrics(made, tokens["peer0"])
         await made.stop()
@@ -79,7 +79,7 @@ async def _progress(made: World, books: Books) -> None:
 
 
 async def _settle(books: Books, peers: list[Peer]) -> None:
-    """Asks for every task once more, and whether there is one that nobody sent."""
+    """Fetches every task once more, and checks that no task is missing or unexpected."""
     for peer in peers:
         mine = [record for record in books.records if record.peer == peer.name]
         for record in mine:
@@ -126,8 +126,8 @@ def report(
     if "Traceback" in made.output:
         books.problems.append(f"a stack trace:\n{made.output[made.output.index('Traceback') :]}")
     for problem in books.problems[:30]:
-        print(f"WRONG  {problem}")
-    print(f"\n{'FAILED' if books.problems else 'all adds up'}")
+        print(f"PROBLEM  {problem}")
+    print(f"\n{'FAILED' if books.problems else 'all counts agree'}")
     return not books.problems
 
 
@@ -143,9 +143,11 @@ def _compare(
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
-    parser.add_argument("minutes", nargs="?", type=float, default=5.0, help="how long (5)")
-    parser.add_argument("--seed", type=int, default=None, help="for the same choices again")
-    parser.add_argument("--peers", type=int, default=4, help="how many (4), and one that floods")
+    parser.add_argument("minutes", nargs="?", type=float, default=5.0, help="duration (default: 5)")
+    parser.add_argument("--seed", type=int, default=None, help="random seed, to repeat a run")
+    parser.add_argument(
+        "--peers", type=int, default=4, help="number of peers (default: 4), plus one that floods"
+    )
     parser.add_argument("--transport", choices=["plugin", "chat"], default="plugin")
     parser.add_argument(
         "--restarts", action="store_true", help="also stop (SIGTERM) and kill the bridge"

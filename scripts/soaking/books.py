@@ -1,4 +1,4 @@
-"""What was sent, what became of it, and whether it all adds up."""
+"""Records every turn that was sent and its outcome, and checks that they are consistent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def marks(text: str) -> list[str]:
 
 @dataclass(eq=False)
 class Record:
-    """A turn that a peer sent, by its mark: a word that no other turn has."""
+    """A turn that a peer sent, identified by its mark, a word that no other turn contains."""
 
     act: str
     peer: str
@@ -31,18 +31,18 @@ class Record:
     mark: str
     may_ask_model: int = 1
     allowed: frozenset[str] = frozenset({"COMPLETED"})
-    """Ends that are right besides those of a fault."""
+    """Final states that are correct, besides those that an injected fault explains."""
     answered: Callable[[str], str] | None = None
-    """What is wrong with an answer; the empty text if nothing is."""
+    """Describes what is wrong with an answer; empty if it is correct."""
     task_ids: set[str] = field(default_factory=set)
     told: set[str] = field(default_factory=set)
-    """Ends that the peer was told."""
+    """Final states that the peer received."""
     text: str | None = None
-    """The answer that the peer was told with COMPLETED."""
+    """The answer that the peer received with COMPLETED."""
     state: str = ""
     kind: str = ""
     ended: float = 0.0
-    """When a turn of the bridge ended it, and not the next bridge at its start."""
+    """When the turn itself ended the task; 0 if the next bridge ended it during recovery."""
 
     def settle(self, task: Task, failure: Mapping[str, Any]) -> None:
         self.state, self.kind = state(task), str(failure.get("kind", ""))
@@ -64,7 +64,7 @@ class Books:
         return record
 
     def heard(self, text: str) -> None:
-        """The model was asked that. Hermes's own requests for a conversation's title aside."""
+        """Counts a request to the model, except Hermes's requests for a conversation's title."""
         if not text.startswith("User: ") and (found := marks(text)):
             self.model[found[-1]] += 1
 
@@ -72,7 +72,7 @@ class Books:
         self.problems.append(f"{record.mark} ({record.act} of {record.peer}): {what}")
 
     def check(self, record: Record, task: Task, faults: frozenset[str]) -> None:
-        """Whether the turn came to its one, right end. `faults`: kinds that faults explain."""
+        """Checks the turn's final state. `faults` are failure kinds that faults explain."""
         if len(record.task_ids) != 1:
             self.wrong(record, f"has {len(record.task_ids)} tasks")
         if record.state not in ENDS:

@@ -1,4 +1,4 @@
-"""What peers do, well-behaved and not."""
+"""The actions of peers, well-behaved or not."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from .world import World
 
 Act = Callable[["Peer", str], Awaitable[list[Record]]]
 FAULTS = frozenset({"interrupted", "draining"})
-"""What kills and stops explain."""
+"""Failure kinds that kills and stops explain."""
 LOST = (A2AClientError, httpx.HTTPError)
-"""The connection broke, or nobody listens: the bridge is being restarted."""
+"""Errors that mean that the connection broke, or that the bridge is being restarted."""
 PATIENCE = 120.0
 
 
 class Peer:
-    """One of several, with its own token and conversations."""
+    """One of several peers, with its own token and conversations."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Peer:
             yield self
 
     async def act(self, until: float) -> None:
-        """One thing after another, in one conversation until a turn of it fails."""
+        """Runs one action after another, in one conversation until one of its turns fails."""
         context = self.new_context()
         while time.monotonic() < until:
             act = self.dice.choices(list(self.acts), list(self.acts.values()))[0]
@@ -82,7 +82,7 @@ class Peer:
 
     @property
     def excuses(self) -> frozenset[str]:
-        """Kinds of failure that are right for any turn. A peer that floods harms only itself."""
+        """Failure kinds that are acceptable for any turn. A flooding peer may harm only itself."""
         return FAULTS | {"busy"} if floods in self.acts else FAULTS
 
     def new_context(self) -> str:
@@ -99,7 +99,7 @@ class Peer:
     async def send(
         self, record: Record, request: SendMessageRequest, *, blocking: bool = False
     ) -> Turn:
-        """Sends until there is an answer, always the same message."""
+        """Sends the same message until there is an answer."""
         client = self.blocking if blocking else self.streaming
         limit = time.monotonic() + PATIENCE
         while True:
@@ -158,7 +158,7 @@ def failure_of(task: Task) -> dict[str, Any]:
     return turn.failure if turn.states[-1] in ("FAILED", "REJECTED") else {}
 
 
-# Each act returns the turns that it sent.
+# Each action returns the turns that it sent.
 
 
 async def says(me: Peer, context: str) -> list[Record]:
@@ -198,7 +198,7 @@ async def says_nothing(me: Peer, context: str) -> list[Record]:
 
 
 async def in_a_row(me: Peer, context: str) -> list[Record]:
-    """Several at once in one conversation: they wait in line."""
+    """Sends several messages at once in one conversation; they are queued."""
     records = [me.new("in line", context) for _ in range(3)]
     requests = (me.send(r, message(f"demo:slow=0.02 {r.mark}", context)) for r in records)
     await asyncio.gather(*requests)
@@ -212,7 +212,7 @@ async def floods(me: Peer, context: str) -> list[Record]:
 
 
 async def repeats(me: Peer, context: str) -> list[Record]:
-    """Sends the same message at once and again after its end."""
+    """Sends the same message twice at once, and again after its end."""
     record = me.new("repeated", context)
     request = message(f"demo:slow=0.02 {record.mark}", context)
     await asyncio.gather(me.send(record, request), me.send(record, request, blocking=True))
@@ -235,13 +235,13 @@ async def cancels(me: Peer, context: str) -> list[Record]:
 
 
 async def _ids_of(me: Peer, context: str) -> list[str]:
-    """The newest task of the conversation, whose stream has not ended yet."""
+    """Returns the newest task of the conversation, whose stream has not ended yet."""
     listed = await me.blocking.list_tasks(ListTasksRequest(context_id=context, page_size=1))
     return [task.id for task in listed.tasks]
 
 
 async def leaves_and_comes_back(me: Peer, context: str) -> list[Record]:
-    """Hangs up after a few events; subscribes later, or just asks what became of it."""
+    """Disconnects after a few events, then subscribes again or just fetches the task."""
     record = me.new("left", context)
     request = message(f"demo:slow=0.1 {record.mark} and on", context)
     turn = Turn()
@@ -254,7 +254,7 @@ async def leaves_and_comes_back(me: Peer, context: str) -> list[Record]:
                 turn.add(copy)
                 if len(turn.events) >= stay:
                     break
-    if not turn.events:  # the bridge was gone
+    if not turn.events:  # the bridge was down
         await me.send(record, request)
         return [record]
     me.saw(record, turn)
@@ -285,7 +285,7 @@ async def _until_ended(me: Peer, record: Record, task_id: str) -> None:
 
 
 async def is_asked(me: Peer, context: str) -> list[Record]:
-    """A dangerous command: approved, refused, or left without an answer."""
+    """Sends a dangerous command, which is approved, denied or left unanswered."""
     record = me.new("asked", me.new_context(), may_ask_model=2)
     victim = me.folder / record.mark
     victim.mkdir()
@@ -295,7 +295,7 @@ async def is_asked(me: Peer, context: str) -> list[Record]:
         return [record]
     approved = False
     if answer:
-        with contextlib.suppress(A2AError):  # it has ended meanwhile
+        with contextlib.suppress(A2AError):  # the task has ended meanwhile
             turn = await me.send(record, message(answer, task_id=asked.task_id))
             given = [data["answered"] for data in turn.data if "answered" in data]
             approved = any(each["answer"] == "once" for each in given)

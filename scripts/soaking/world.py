@@ -1,4 +1,4 @@
-"""The real thing under test: `molecule-hermes up`, the demo model, and what goes wrong."""
+"""The system under test: `molecule-hermes up`, the demo model, and the injected faults."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Sample:
 
 
 class World:
-    """A stack that may be restarted, on the same ports and folder."""
+    """A stack that can be restarted on the same ports and folder."""
 
     def __init__(self, environ: dict[str, str], options: list[str]) -> None:
         self._environ = environ
@@ -78,7 +78,7 @@ class World:
         return None
 
     def left_over(self) -> list[str]:
-        """What runs on, although all was stopped."""
+        """Returns processes that are still running after everything was stopped."""
         folder = self._environ["MOLECULE_HERMES_STATE_DIR"]
         left = []
         for process in psutil.process_iter():
@@ -89,7 +89,7 @@ class World:
         return left
 
     def growth(self) -> tuple[float, float]:
-        """MiB of the bridge in the third and the last quarter of its last life."""
+        """Returns the bridge's MiB in the third and the last quarter of its last run."""
         quarter = max(1, len(self.samples) // 4)
         third, last = self.samples[-2 * quarter : -quarter], self.samples[-quarter:]
         return _mib(third or last), _mib(last)
@@ -111,14 +111,14 @@ async def world(
             MOLECULE_HERMES_MAX_WAITING_OF_PEER="10",
             MOLECULE_HERMES_QUESTION_TIMEOUT="5",
             MOLECULE_HERMES_DRAIN_TIMEOUT="3",
-            # What is remembered of messages grows until the first ones are forgotten.
+            # The idempotency index grows until its first entries expire.
             MOLECULE_HERMES_RETRY_WINDOW="120",
             MOLECULE_HERMES_MAX_RESTARTS="1000",
             MOLECULE_HERMES_RESTART_WINDOW="10",
         )
         home = folder / "hermes"
         home.mkdir()
-        # One try only: a provider's error is told at once.
+        # Only one attempt, so that a provider's error is reported at once.
         config = {"model": demo_choice(model).block, "agent": {"api_max_retries": 1}}
         (home / "config.yaml").write_text(json.dumps(config))
         made = World(environ, ["--transport", way])
@@ -130,7 +130,7 @@ async def world(
 
 
 async def faults(world: World, dice: random.Random, until: float, restarts: bool, say: Say) -> None:
-    """Kills Hermes now and then; with `restarts` kills and stops the bridge in between."""
+    """Kills Hermes now and then; with `restarts`, also kills and stops the bridge."""
     bridge = [signal.SIGKILL, None, signal.SIGTERM, None] if restarts else [None]
     # Hermes waits long before it boots when it was started more than five times in two minutes.
     pause = min(40.0, (until - time.monotonic()) / 3)
@@ -139,9 +139,9 @@ async def faults(world: World, dice: random.Random, until: float, restarts: bool
         if time.monotonic() + pause / 2 > until:
             return
         if number is None:
-            say("Hermes is killed")
+            say("killing Hermes")
             world.kill_hermes()
         else:
-            say(f"the bridge gets {number.name}")
+            say(f"sending {number.name} to the bridge")
             await world.stop(number)
             await world.start()
