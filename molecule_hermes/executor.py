@@ -19,7 +19,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from a2a.server.agent_execution import AgentExecutor, RequestContext
@@ -342,8 +342,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
         self._metrics.turn_ended(
             TaskState.Name(state).removeprefix("TASK_STATE_").lower(),
             last.failure.kind if isinstance(last, Failed) else "",
-            figures["duration_seconds"],
-            figures.get("first_text_seconds"),
+            figures["durationSeconds"],
+            figures.get("firstTextSeconds"),
         )
 
     # Questions.
@@ -380,7 +380,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         if run.over:
             return
         said = "denied" if question.kind == "approval" else "left to the agent"
-        data = {"question_id": question.question_id, "answer": answer}
+        data = {"questionId": question.question_id, "answer": answer}
         await updates.working(run.updater, f"{said}: {why}", {"refused": data})
 
     async def _withdraw(self, run: _Run, question_id: str) -> None:
@@ -419,7 +419,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         if remark and run.question is question:
             await updates.asking(run.updater, question, remark)
         elif run.settle(question):
-            data = {"question_id": question.question_id, "answer": answer}
+            data = {"questionId": question.question_id, "answer": answer}
             await updates.working(run.updater, said, {"answered": data})
 
 
@@ -470,9 +470,9 @@ def _refuse_an_answer_to_nobody(context: RequestContext) -> None:
 
 def _figures(run: _Run, last: TurnEvent) -> dict[str, Any]:
     now = time.monotonic()
-    figures: dict[str, Any] = {"duration_seconds": round(now - run.began, 3)}
+    figures: dict[str, Any] = {"durationSeconds": round(now - run.began, 3)}
     if run.first_text is not None:
-        figures["first_text_seconds"] = round(run.first_text - run.began, 3)
+        figures["firstTextSeconds"] = round(run.first_text - run.began, 3)
     if isinstance(last, Completed):
-        figures["usage"] = asdict(last.usage)
+        figures["usage"] = updates.usage(last.usage)
     return figures

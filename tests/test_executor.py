@@ -50,8 +50,8 @@ async def test_a_turn_goes_from_submitted_to_completed_with_its_answer(bridge: S
         task = await client.get_task(GetTaskRequest(id=turn.task_id))
     assert turn.states == ["SUBMITTED", "WORKING", "COMPLETED"]
     assert turn.text == reply_text(task) == "Hello you"
-    assert task.metadata["usage"]["total_tokens"] == 3
-    assert task.metadata["duration_seconds"] >= task.metadata["first_text_seconds"] >= 0
+    assert task.metadata["usage"]["totalTokens"] == 3
+    assert task.metadata["durationSeconds"] >= task.metadata["firstTextSeconds"] >= 0
     assert task.history[0].parts[0].text == "hi"
     assert transport.turns[0].text == "hi"
     assert transport.turns[0].context_id == turn.context_id == "ctx"

@@ -221,7 +221,7 @@ class _Exchange:
         return self._answer(answer) if answer else self._follow()
 
     def _show_question(self) -> None:
-        asked = str(self._question.get("question_id", ""))
+        asked = str(self._question.get("questionId", ""))
         text = "\n".join(get_text_parts(self._status.message.parts))
         if asked and asked == self._asked:
             text = str(self._question.get("remark", ""))
@@ -232,7 +232,7 @@ class _Exchange:
     @property
     def _question(self) -> dict[str, Any]:
         for data in get_data_parts(self._status.message.parts):
-            if isinstance(data, dict) and "question_id" in data:
+            if isinstance(data, dict) and "questionId" in data:
                 return data
         return {}
 
@@ -280,8 +280,8 @@ class _Exchange:
 
     async def _answer(self, text: str) -> AsyncGenerator[StreamResponse, None]:
         request = message(text, self._context_id, self._task_id)
-        if asked := self._question.get("question_id"):
-            data = new_data_part({"question_id": asked, "answer": text})
+        if asked := self._question.get("questionId"):
+            data = new_data_part({"questionId": asked, "answer": text})
             request.message.parts[0].CopyFrom(data)
         self._status = TaskStatus()
         try:

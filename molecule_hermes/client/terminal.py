@@ -297,9 +297,9 @@ def _figures(metadata: Mapping[str, Any]) -> str:
     usage = metadata.get("usage")
     usage = usage if isinstance(usage, Mapping) else {}
     told = (
-        ("{:.1f} s", metadata.get("duration_seconds")),
-        ("first text after {:.1f} s", metadata.get("first_text_seconds")),
-        ("{:.0f} tokens", usage.get("total_tokens") or None),
+        ("{:.1f} s", metadata.get("durationSeconds")),
+        ("first text after {:.1f} s", metadata.get("firstTextSeconds")),
+        ("{:.0f} tokens", usage.get("totalTokens") or None),
     )
     figures = [form.format(value) for form, value in told if isinstance(value, int | float)]
     model = usage.get("model")

@@ -13,7 +13,6 @@ import mimetypes
 import re
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
 from a2a.types import Message, Part
 from google.protobuf import json_format
@@ -22,6 +21,7 @@ from molecule_hermes.errors import BadRequest, TooLarge
 from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.net.downloads import Download, DownloadError, OversizeError, fetch
 from molecule_hermes.protocol.media_types import MismatchError, decoded, is_text_type, media_type_of
+from molecule_hermes.protocol.numbers import with_whole_numbers
 from molecule_hermes.text import safe_name
 from molecule_hermes.turns.features import Feature
 from molecule_hermes.turns.model import Attachment
@@ -175,7 +175,7 @@ class _PartReader:
 
     def _json(self) -> bytes:
         try:
-            value = _plain(json_format.MessageToDict(self._part.data))
+            value = with_whole_numbers(json_format.MessageToDict(self._part.data))
         except ValueError as error:
             raise BadRequest(
                 f"{self.label} holds a number that is none", hint="leave NaN and Infinity out"
@@ -216,7 +216,7 @@ def without_bytes(message: Message) -> Message:
     for part in kept.parts:
         if (size := len(part.raw)) > _KEPT_BYTES:
             part.raw = b""
-            part.metadata["omitted_bytes"] = size
+            part.metadata["omittedBytes"] = size
     return kept
 
 
@@ -230,18 +230,6 @@ def _is_document(file: Attachment) -> bool:
     """Whether the model can read the file in the prompt itself."""
     short = len(file.data) <= MAX_INLINE_BYTES
     return short and is_text_type(file.media_type) and decoded(file.data) is not None
-
-
-def _plain(value: Any) -> Any:
-    """Whole numbers as they were written; protobuf knows floats only."""
-    match value:
-        case dict():
-            return {key: _plain(item) for key, item in value.items()}
-        case list():
-            return [_plain(item) for item in value]
-        case float() if value.is_integer() and abs(value) < 2**53:
-            return int(value)
-    return value
 
 
 def _longest_fence(text: str) -> int:

@@ -35,7 +35,7 @@ class NotAnAnswerError(ValueError):
 def describe(question: Question) -> dict[str, Any]:
     """The data part that goes with a question."""
     return {
-        "question_id": question.question_id,
+        "questionId": question.question_id,
         "kind": question.kind,
         "choices": list(question.choices),
     }
@@ -44,7 +44,7 @@ def describe(question: Question) -> dict[str, Any]:
 def asked_in(task: Task) -> str:
     """The id of the question that a task waits on, as its peer was told; empty if none."""
     for data in _data(task.status.message.parts):
-        if isinstance(asked := data.get("question_id"), str):
+        if isinstance(asked := data.get("questionId"), str):
             return asked
     return ""
 
@@ -57,7 +57,7 @@ def refusal(question: Question) -> str:
 def read_answer(question: Question, message: Message | None, asked: str = "") -> str:
     """The answer in a peer's message; raises `NotAnAnswerError`.
 
-    It is a data part `{question_id, answer}`, or text: a choice, yes or no, and for a
+    It is a data part `{questionId, answer}`, or text: a choice, yes or no, and for a
     clarification anything else. `asked` is the question that the peer had seen: a "yes" that was
     sent twice must not approve the next command.
     """
@@ -90,7 +90,7 @@ def _given(message: Message | None) -> tuple[str, str]:
         if "answer" in data:
             answer = data["answer"]
             said = str(answer).lower() if isinstance(answer, bool) else str(answer)
-            return str(data.get("question_id", "")), said.strip()
+            return str(data.get("questionId", "")), said.strip()
     return "", "\n".join(get_text_parts(parts)).strip()
 
 

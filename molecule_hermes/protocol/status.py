@@ -12,7 +12,7 @@ from a2a.types import Message, Part, Role, Task, TaskState, TaskStatus, TaskStat
 
 from molecule_hermes.errors import TurnFailure
 from molecule_hermes.protocol.questions import describe
-from molecule_hermes.turns.model import FileProduced, Question, ToolProgress, Turn
+from molecule_hermes.turns.model import FileProduced, Question, ToolProgress, Turn, Usage
 
 __all__ = [
     "asking",
@@ -24,6 +24,7 @@ __all__ = [
     "status_of",
     "submitted",
     "tool",
+    "usage",
     "working",
 ]
 
@@ -68,6 +69,16 @@ async def file(updater: TaskUpdater, produced: FileProduced) -> None:
         part = new_url_part(produced.url, **about)
     parts = [part, new_text_part(produced.caption)] if produced.caption else [part]
     await updater.add_artifact(parts, name=produced.name, last_chunk=True)
+
+
+def usage(spent: Usage) -> dict[str, Any]:
+    """The metadata `usage`, in camelCase like every name that a peer sees."""
+    return {
+        "inputTokens": spent.input_tokens,
+        "outputTokens": spent.output_tokens,
+        "totalTokens": spent.total_tokens,
+        "model": spent.model,
+    }
 
 
 def explain(updater: TaskUpdater, failure: TurnFailure) -> Message:

@@ -31,6 +31,7 @@ from google.protobuf.json_format import MessageToDict
 from molecule_hermes.backoff import Backoff
 from molecule_hermes.errors import StorageFailure
 from molecule_hermes.net.addresses import NotPublicError, PublicOnly
+from molecule_hermes.protocol.numbers import with_whole_numbers
 from molecule_hermes.storage.base import ENDED
 
 __all__ = ["PushConfigs", "PushSender"]
@@ -177,7 +178,7 @@ class PushSender(PushNotificationSender):
         configs = await self.configs.get_info_for_dispatch(task_id)
         if not configs:
             return
-        body = MessageToDict(to_stream_response(event))
+        body = with_whole_numbers(MessageToDict(to_stream_response(event)))
         droppable = isinstance(event, TaskArtifactUpdateEvent)
         for config in configs:
             self._enqueue((task_id, config.id), _Notification(config, body, droppable))

@@ -22,6 +22,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from molecule_hermes.protocol.numbers import with_whole_numbers_in
+
 __all__ = ["ErrorGuard", "require_v03_message", "shorten_sdk_logs"]
 
 logger = logging.getLogger(__name__)
@@ -88,7 +90,10 @@ class _Answer:
             head, self._head = self._head, None
             self._begun = True
             _shorten_answer(head, message)
+            _write_whole_numbers(head, message)
             await self._send(head)
+        elif body := message.get("body"):
+            message["body"] = with_whole_numbers_in(body)
         await self._send(message)
 
     async def fail(self, scope: Scope, receive: Receive, error: Exception) -> None:
@@ -153,6 +158,17 @@ def _shorten_answer(head: Message, message: Message) -> None:
         answer["error"] = shortened(answer["error"])
         message["body"] = json.dumps(answer, ensure_ascii=False).encode()
         headers["content-length"] = str(len(message["body"]))
+
+
+def _write_whole_numbers(head: Message, message: Message) -> None:
+    """Both in place."""
+    body = message.get("body", b"")
+    if (changed := with_whole_numbers_in(body)) is body:
+        return
+    headers = MutableHeaders(raw=head["headers"])
+    message["body"] = changed
+    if "content-length" in headers:
+        headers["content-length"] = str(len(changed))
 
 
 def _cause(error: Exception) -> Exception:

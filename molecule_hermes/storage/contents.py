@@ -40,7 +40,7 @@ def trim_rejected(task: Task) -> None:
             for field in ("parts", "metadata", "extensions", "reference_task_ids"):
                 message.ClearField(field)
             message.parts.add(text=text)
-            message.metadata["omitted_bytes"] = size - len(text.encode())
+            message.metadata["omittedBytes"] = size - len(text.encode())
 
 
 def replace_non_finite(task: Task) -> None:

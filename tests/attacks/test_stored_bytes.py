@@ -68,7 +68,7 @@ async def test_ids_are_bounded_whichever_way_they_come(
         longest = message("hi", "c" * 256)
         longest.message.message_id = "m" * 256
         assert (await send(client, longest)).states[-1] == "COMPLETED"
-        assert len(b._retries) == 1
+        assert len(b._idempotency) == 1
     assert len(transport.turns) == 1
 
 
@@ -91,7 +91,7 @@ async def test_a_rejected_message_leaves_little_behind(bridge: StartBridge, stor
         figures = (await http.get(b.url + "/metrics")).text
     assert kept.ByteSize() < 5000
     assert kept.history[0].parts[0].text == "Ä" * 1024
-    assert kept.history[0].metadata["omitted_bytes"] > 700_000
+    assert kept.history[0].metadata["omittedBytes"] > 700_000
     assert stored_bytes(figures) == kept.ByteSize()
 
 

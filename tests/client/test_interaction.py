@@ -450,7 +450,7 @@ async def test_a_question_is_asked_at_the_prompt_until_its_answer_is_taken(
     )
     assert "? which colour?\n\n  (Red / Blue)\nanswer> " in terminal.seen
     answer = next(m for m in task.history if m.parts[0].HasField("data"))
-    assert dict(answer.parts[0].data.struct_value)["question_id"] == "q1"
+    assert dict(answer.parts[0].data.struct_value)["questionId"] == "q1"
 
 
 async def test_the_end_of_input_leaves_the_question_open(bridge: StartBridge) -> None:

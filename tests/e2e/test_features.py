@@ -168,14 +168,14 @@ async def test_what_is_no_choice_and_what_another_peer_says_approve_nothing(
 ) -> None:
     asked = await ask(alice, f"demo:run rm -rf {victim}")
     again = await ask(alice, "always", task_id=asked.task_id)
-    assert again.question["question_id"] == asked.question["question_id"]
+    assert again.question["questionId"] == asked.question["questionId"]
     assert "none of the choices" in again.question["remark"]
     async with peer(stack.url, token=BOB) as bob:
         with pytest.raises(TaskNotFoundError):
             await ask(bob, "yes", task_id=asked.task_id)
     request = message("", task_id=asked.task_id)
     del request.message.parts[:]
-    answer = {"question_id": asked.question["question_id"], "answer": "deny"}
+    answer = {"questionId": asked.question["questionId"], "answer": "deny"}
     request.message.parts.append(new_data_part(answer))
     assert (await send(alice, request)).states[-1] == "COMPLETED"
     assert victim.exists()
@@ -287,9 +287,9 @@ async def test_a_cancel_kills_the_tool_and_the_conversation_goes_on_at_once(alic
 async def test_the_end_says_what_was_used(alice: Client) -> None:
     turn = await ask(alice, "demo:words=7")
     task = await alice.get_task(GetTaskRequest(id=turn.task_id))
-    assert task.metadata["usage"]["output_tokens"] == 7
-    assert task.metadata["usage"]["total_tokens"] >= 17
-    assert task.metadata["duration_seconds"] >= task.metadata["first_text_seconds"] > 0
+    assert task.metadata["usage"]["outputTokens"] == 7
+    assert task.metadata["usage"]["totalTokens"] >= 17
+    assert task.metadata["durationSeconds"] >= task.metadata["firstTextSeconds"] > 0
 
 
 @pytest.mark.feature(Feature.MODEL)

@@ -397,7 +397,7 @@ def test_a_message_is_kept_without_its_bytes() -> None:
     assert (kept.parts[0], kept.parts[2]) == (full.parts[0], full.parts[2])
     assert (kept.parts[1].raw, kept.parts[1].filename) == (b"", "a.bin")
     assert kept.parts[1].media_type == "image/png"
-    assert kept.parts[1].metadata["omitted_bytes"] == 20_000
+    assert kept.parts[1].metadata["omittedBytes"] == 20_000
     kept.role = 1
     assert to_compat_message(kept)
 
@@ -415,7 +415,7 @@ async def test_files_reach_the_transport_and_do_not_stay_in_the_task(bridge: Sta
     (seen,) = transport.turns
     assert seen.attachments == (Attachment("a.png", "image/png", large),)
     assert seen.text.startswith("look\n\n[Attached document: data-3.json")
-    assert task.history[0].parts[1].metadata["omitted_bytes"] == len(large)
+    assert task.history[0].parts[1].metadata["omittedBytes"] == len(large)
     assert get_data_parts(task.history[0].parts) == [{"a": 1}]
     assert len(task.history) == 1
     assert len(task.SerializeToString()) < 4000

@@ -74,7 +74,7 @@ def test_a_clarification_takes_a_choice_or_any_words() -> None:
 
 @pytest.mark.parametrize("answer", ["once", "yes", True])
 def test_a_data_part_names_the_question(answer: object) -> None:
-    data = new_data_part({"question_id": "q1", "answer": answer})
+    data = new_data_part({"questionId": "q1", "answer": answer})
     assert read_answer(APPROVAL, said(data), asked="another") == "once"
     with pytest.raises(NotAnAnswerError, match="gone"):
         read_answer(CLARIFY, said(data))
@@ -92,7 +92,7 @@ _json = st.recursive(
 _parts = st.lists(
     st.builds(lambda text: Part(text=text), st.text())
     | st.builds(new_data_part, _json)
-    | st.builds(lambda answer: new_data_part({"question_id": "q1", "answer": answer}), _json)
+    | st.builds(lambda answer: new_data_part({"questionId": "q1", "answer": answer}), _json)
     | st.builds(lambda raw: Part(raw=raw), st.binary())
 )
 
@@ -130,7 +130,7 @@ async def test_a_question_stops_the_task_and_its_answer_goes_on_with_the_same_tu
         done = await ask(client, "yes", task_id=asked.task_id)
         task = await client.get_task(GetTaskRequest(id=asked.task_id))
     assert asked.question == {
-        "question_id": "q1",
+        "questionId": "q1",
         "kind": "approval",
         "choices": ["once", "session", "deny"],
     }
@@ -153,11 +153,11 @@ async def test_what_is_no_answer_is_told_so_and_the_question_stands(bridge: Star
     async with bridge(transport) as b, peer(b.url) as client:
         asked = await ask(client, "clean up")
         again = await ask(client, "perhaps", task_id=asked.task_id)
-        assert again.question["question_id"] == "q1"
+        assert again.question["questionId"] == "q1"
         assert "'perhaps' is none of the choices" in again.question["remark"]
         request = message("", task_id=asked.task_id)
         del request.message.parts[:]
-        request.message.parts.append(new_data_part({"question_id": "old", "answer": "yes"}))
+        request.message.parts.append(new_data_part({"questionId": "old", "answer": "yes"}))
         gone = await send(client, request)
         assert "gone" in gone.question["remark"]
         assert transport.answers == []
@@ -241,7 +241,7 @@ async def test_what_hermes_does_while_a_question_waits_is_shown_after_it(
         assert first.states == ["SUBMITTED", "WORKING", "INPUT_REQUIRED"]
         second = await ask(client, "yes", task_id=first.task_id)
         assert second.progress[:2] == ["answered: once", "web done"]
-        assert second.question["question_id"] == "q2"
+        assert second.question["questionId"] == "q2"
         third = await ask(client, "Red", task_id=first.task_id)
         task = await client.get_task(GetTaskRequest(id=first.task_id))
     assert third.states[-1] == "COMPLETED"
@@ -263,7 +263,7 @@ async def test_a_yes_that_was_sent_twice_does_not_approve_the_next_command(
             # Both were sent for the first question; the slower one finds the task working, or
             # the second question open, and is told so.
             if isinstance(answered, Turn):
-                assert answered.question["question_id"] == "q3"
+                assert answered.question["questionId"] == "q3"
             else:
                 assert isinstance(answered, UnsupportedOperationError)
         assert transport.answers == [("q1", "once")]
