@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import signal
@@ -21,6 +22,7 @@ from molecule_hermes.hermes.plugin_setup import enable
 from tests.support.fakes import KEY, FakeHermes, answer, streaming
 from tests.support.peers import Turn, ask, peer
 from tests.support.serving import free_port
+from tests.support.waiting import until
 from tests.support.workspace_platform import AdapterConfig, served
 
 EXAMPLE = Path(__file__).parent.parent / "docs" / "embedding.md"
@@ -190,10 +192,11 @@ async def test_the_example_in_the_docs_runs(
 
 
 async def _until_it_answers(url: str, process: asyncio.subprocess.Process) -> None:
-    async with asyncio.timeout(60), httpx.AsyncClient() as http:
-        while process.returncode is None:
-            try:
-                await http.get(f"{url}/.well-known/agent-card.json")
-                return
-            except httpx.TransportError:
-                await asyncio.sleep(0.05)
+    async def answers_or_ended() -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            await http.get(f"{url}/.well-known/agent-card.json")
+            return True
+        return process.returncode is not None
+
+    async with httpx.AsyncClient() as http:
+        await until(answers_or_ended, 60)

@@ -34,6 +34,7 @@ from tests.conftest import StartBridge
 from tests.support.fakes import Answered, ScriptedTransport
 from tests.support.peers import Turn, ask, peer, reply_text, state
 from tests.support.sdk_handler import run_executor
+from tests.support.waiting import until
 
 
 async def first_task_id(stream: AsyncIterator[object]) -> str:
@@ -262,8 +263,7 @@ async def test_a_waiting_turn_says_so_and_can_be_canceled(bridge: StartBridge) -
     transport = ScriptedTransport(go, Completed("done"))
     async with bridge(transport) as b, peer(b.url) as client:
         first = asyncio.create_task(ask(client, "one", "same"))
-        while not transport.turns:
-            await asyncio.sleep(0.01)
+        await until(lambda: transport.turns)
         second = Turn()
         async for event in client.send_message(message("two", "same")):
             second.add(event)
@@ -282,8 +282,7 @@ async def test_one_conversation_runs_in_order_of_arrival(bridge: StartBridge) ->
         turns = []
         for i in range(5):
             turns.append(asyncio.create_task(ask(client, f"m{i}", "same")))
-            while len(b._executor._runs) < i + 1 and not turns[i].done():
-                await asyncio.sleep(0.005)
+            await until(lambda n=i: b.turns > n or turns[n].done())
         ended = await asyncio.gather(*turns)
     assert [t.states[-1] for t in ended] == ["COMPLETED"] * 5
     assert [t.text for t in transport.turns] == [f"m{i}" for i in range(5)]
@@ -294,8 +293,7 @@ async def test_more_than_may_wait_is_rejected_as_busy(bridge: StartBridge) -> No
     transport = ScriptedTransport(go, Completed("done"))
     async with bridge(transport, MAX_RUNNING=1, MAX_WAITING=1) as b, peer(b.url) as client:
         running = [asyncio.create_task(ask(client, "x")) for _ in range(2)]
-        while len(b._executor._runs) < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: b.turns >= 2)
         refused = await ask(client, "too many")
         go.set()
         assert [(await t).states[-1] for t in running] == ["COMPLETED"] * 2
@@ -310,11 +308,9 @@ async def test_shutdown_lets_a_turn_end_and_answers_every_other_by_name(
     transport = ScriptedTransport(TextDelta("so far"), 0.5, Completed("so far, done"))
     async with bridge(transport, MAX_RUNNING=1) as b, peer(b.url) as client:
         first = asyncio.create_task(ask(client, "one"))
-        while not transport.turns:
-            await asyncio.sleep(0.01)
+        await until(lambda: transport.turns)
         second = asyncio.create_task(ask(client, "two"))
-        while len(b._executor._runs) < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: b.turns >= 2)
         await b.__aexit__(None, None, None)
         assert (await first).text == "so far, done"
         waited = await second
@@ -326,8 +322,7 @@ async def test_shutdown_cuts_a_turn_that_does_not_end_as_interrupted(bridge: Sta
     transport = ScriptedTransport(TextDelta("so far"), 30.0, Completed("never"))
     async with bridge(transport, DRAIN_TIMEOUT=0.1) as b, peer(b.url) as client:
         running = asyncio.create_task(ask(client, "one"))
-        while not transport.turns:
-            await asyncio.sleep(0.01)
+        await until(lambda: transport.turns)
         await b.__aexit__(None, None, None)
         turn = await running
     assert turn.states[-1] == "FAILED"

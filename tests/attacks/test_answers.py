@@ -16,6 +16,7 @@ from tests.attacks.test_open_questions import BOB, MALLORY, QUESTION, TOKENS
 from tests.conftest import StartBridge
 from tests.support.fakes import Answered, ScriptedTransport
 from tests.support.peers import ask, peer, send
+from tests.support.waiting import until
 
 
 class AskingFirst(ScriptedTransport):
@@ -46,12 +47,10 @@ async def test_answered_turns_take_no_place_that_their_peer_could_not_have(
         asked = [await ask(mallory, "ask") for _ in range(3)]
         for number in range(2):
             group.create_task(ask(mallory, "wait", f"c{number}"))
-        while len(transport.turns) < 5:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(transport.turns) >= 5)
         for turn in asked:
             group.create_task(ask(mallory, "yes", task_id=turn.task_id))
-        while len(transport.answers) < 3:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(transport.answers) >= 3)
         try:
             async with asyncio.timeout(5):
                 assert (await ask(bob, "hi")).text == "hello"

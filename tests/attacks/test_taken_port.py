@@ -8,6 +8,7 @@ from pathlib import Path
 from molecule_hermes.errors import Unreachable
 from molecule_hermes.hermes.process import Gateway
 from tests.hermes.test_process import DIES, gateway
+from tests.support.waiting import until
 
 # The first life serves until it is killed. The others find the port taken.
 STAYS_DEAF = "import time; time.sleep(60)"
@@ -34,8 +35,7 @@ async def until_lives(running: Gateway, lives: int) -> None:
 
 
 async def kill_and_take(running: Gateway, port: Port) -> None:
-    while not running._has_served:
-        await asyncio.sleep(0.02)
+    await until(lambda: running._has_served)
     port.taken = True
     assert running._process is not None
     running._process.kill()
@@ -59,7 +59,6 @@ async def test_a_hermes_that_served_and_now_cannot_start_does_not_end_it(tmp_pat
     made = gateway(tmp_path, EXITS, max_restarts=0)
     made.watch(port.check)
     async with made as running, asyncio.timeout(20):
-        while not (made.home.path / "once").exists():
-            await asyncio.sleep(0.02)
+        await until((made.home.path / "once").exists)
         await kill_and_take(running, port)
         await until_lives(running, 2)

@@ -22,6 +22,7 @@ from a2a.utils.errors import TaskNotFoundError
 from molecule_hermes.client.connection import message
 from tests.support.peers import Turn, ask, peer, reply_text
 from tests.support.stack import Stack, environment, secrets_in, up
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -241,8 +242,6 @@ async def test_readiness_follows_hermes_and_the_conversation_survives(
 
 async def test_a_signal_while_starting_ends_it_cleanly(tmp_path: Path) -> None:
     async with up(environment(tmp_path), ready=False) as stack:
-        async with asyncio.timeout(30):
-            while "model" not in stack.output:
-                await asyncio.sleep(0.02)
+        await until(lambda: "model" in stack.output)
         assert await stack.stop(signal.SIGINT) == 0
         assert "Traceback" not in stack.output

@@ -21,6 +21,7 @@ from molecule_hermes.hermes.home_setup import api_address
 from molecule_hermes.hermes.process import Gateway
 from molecule_hermes.net.ports import require_free_port
 from tests.support.serving import free_port
+from tests.support.waiting import until
 
 STAYS = (
     "import os, time; print('token=hunter2222', flush=True);"
@@ -57,10 +58,11 @@ def gateway(tmp_path: Path, script: str, **more: object) -> Gateway:
 
 
 async def until_logged(running: Gateway) -> str:
-    async with asyncio.timeout(10):
-        while not (tail := running.log_tail()):
-            await asyncio.sleep(0.02)
-    return tail
+    return str(await until(running.log_tail))
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
 
 
 async def test_it_runs_until_it_is_left_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -80,14 +82,14 @@ async def test_a_process_that_ignores_sigterm_is_killed_with_what_it_started(
     async with gateway(tmp_path, STUBBORN, stop_timeout=0.3) as running:
         child = int(await until_logged(running))
         assert psutil.pid_exists(child)
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
+    assert is_gone(child)
 
 
 async def test_whoever_is_in_haste_does_not_wait_for_it(tmp_path: Path) -> None:
     async with asyncio.timeout(10), gateway(tmp_path, STUBBORN) as running:
         child = int(await until_logged(running))
         asyncio.get_running_loop().call_later(0.2, running.hasten.set)
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
+    assert is_gone(child)
 
 
 async def test_a_death_is_told_and_it_comes_back(tmp_path: Path) -> None:
@@ -96,9 +98,7 @@ async def test_a_death_is_told_and_it_comes_back(tmp_path: Path) -> None:
         first = running.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        async with asyncio.timeout(10):
-            while running.pid in (None, first):
-                await asyncio.sleep(0.02)
+        await until(lambda: running.pid not in (None, first))
     assert told == ["Hermes ended with code -9; starting it again in 1 s"]
 
 
@@ -161,9 +161,8 @@ async def test_what_a_killed_gateway_leaves_behind_is_ended(tmp_path: Path) -> N
 
 
 async def test_no_proxy_stands_before_this_machine(tmp_path: Path) -> None:
-    async with asyncio.timeout(10), gateway(tmp_path, STAYS) as running:
-        while "127.0.0.1,localhost'" not in running.log_tail():
-            await asyncio.sleep(0.02)
+    async with gateway(tmp_path, STAYS) as running:
+        await until(lambda: "127.0.0.1,localhost'" in running.log_tail())
 
 
 async def test_what_an_earlier_gateway_left_behind_is_ended_at_the_start(tmp_path: Path) -> None:
@@ -178,6 +177,7 @@ async def test_a_killed_bridge_takes_a_gateway_along_that_ignores_sigterm(tmp_pa
     bridge = f"""
 import asyncio, pathlib
 from tests.hermes.test_process import STUBBORN, gateway
+from tests.support.waiting import until
 async def main():
     async with gateway(pathlib.Path({str(tmp_path)!r}), STUBBORN) as running:
         print(running.pid, flush=True)
@@ -188,12 +188,9 @@ asyncio.run(main())
         sys.executable, "-c", bridge, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
-    pid = int(await asyncio.wait_for(process.stdout.readline(), 10))
-    async with asyncio.timeout(10):
-        while not (log := (tmp_path / "gateway.log").read_text()):
-            await asyncio.sleep(0.02)
-        process.kill()
-        await process.wait()
-        while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
-            await asyncio.sleep(0.02)
+    pid = int(await asyncio.wait_for(process.stdout.readline(), 20))
+    log = await until((tmp_path / "gateway.log").read_text)
+    process.kill()
+    await process.wait()
+    await until(lambda: is_gone(pid))
     psutil.Process(int(log)).kill()

@@ -10,6 +10,7 @@ from molecule_hermes.plugin.outbox import Outbox, Parcel
 from molecule_hermes.wire import Body, Callback, Delta, File, Final, Notice, Push, Tool
 from tests.support.gateway import CallbackServer, callback_server
 from tests.support.serving import free_port
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -182,7 +183,5 @@ async def test_a_final_that_is_refused_for_ever_is_given_up(server: CallbackServ
     server.refuse = [400, 401, 200]
     async with Outbox() as outbox:
         Sender(outbox, server.url).put(Final(), "x")
-        async with asyncio.timeout(5):
-            while len(outbox):
-                await asyncio.sleep(0.01)
+        await until(lambda: not len(outbox))
     assert server.refuse == [200]

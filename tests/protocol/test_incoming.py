@@ -39,6 +39,7 @@ from tests.protocol.test_media_types import JPEG, PDF, PNG
 from tests.support.fakes import ScriptedTransport
 from tests.support.peers import peer, send, state
 from tests.support.serving import serve
+from tests.support.waiting import until
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -63,6 +64,12 @@ async def serving(**handlers: Handler) -> AsyncIterator[str]:
         app.router.add_get(f"/{name}", handler)
     async with serve(app) as url:
         yield url
+
+
+async def hanging(request: web.Request) -> web.Response:
+    """Never answers."""
+    await asyncio.Event().wait()
+    raise AssertionError("unreachable")
 
 
 def giving(body: bytes, **headers: str) -> Handler:
@@ -325,8 +332,7 @@ async def test_a_canceled_read_stops_fetching() -> None:
 
     async def silent(request: web.Request) -> web.Response:
         asked.set()
-        await asyncio.sleep(60)
-        return web.Response()
+        return await hanging(request)
 
     attachments = near()
     async with asyncio.timeout(20), serving(a=silent) as at:
@@ -360,8 +366,7 @@ async def test_peers_take_turns_with_their_urls() -> None:
 
     async with asyncio.timeout(20), serving(a=slow) as at:
         reads = [read("flood") for _ in range(60)]
-        while len(asked) < 8:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(asked) >= 8)
         reads.append(read("other"))
         await asyncio.sleep(0)
         gate.set()
@@ -370,12 +375,8 @@ async def test_peers_take_turns_with_their_urls() -> None:
 
 
 async def test_more_urls_than_may_wait_are_told_to_come_again() -> None:
-    async def silent(request: web.Request) -> web.Response:
-        await asyncio.sleep(60)
-        return web.Response()
-
     attachments = near()
-    async with asyncio.timeout(20), serving(a=silent) as at:
+    async with asyncio.timeout(20), serving(a=hanging) as at:
         part = Part(url=f"{at}/a")
         reads = [asyncio.create_task(attachments.read(told(part), "flood")) for _ in range(150)]
         await asyncio.sleep(0)
@@ -445,8 +446,7 @@ async def test_a_task_can_be_canceled_while_its_files_are_fetched(bridge: StartB
 
     async def silent(request: web.Request) -> web.Response:
         asked.set()
-        await asyncio.sleep(60)
-        return web.Response()
+        return await hanging(request)
 
     request = message("look")
     transport = ScriptedTransport(Completed("never"))

@@ -13,6 +13,7 @@ from a2a.types import (
     Part,
     Role,
     SubscribeToTaskRequest,
+    Task,
 )
 from a2a.utils.errors import TaskNotFoundError, UnsupportedOperationError
 from hypothesis import given
@@ -35,6 +36,7 @@ from molecule_hermes.turns.model import Turn as HermesTurn
 from tests.conftest import StartBridge
 from tests.support.fakes import Answered, ScriptedTransport
 from tests.support.peers import Turn, ask, peer, reply_text, send, state
+from tests.support.waiting import until
 
 APPROVAL = Question("q1", "approval", "may I run rm -rf x?", ("once", "session", "deny"))
 CLARIFY = Question("q2", "clarify", "which colour?", ("Red", "Blue"))
@@ -295,9 +297,7 @@ async def test_a_refusal_that_does_not_reach_hermes_is_told_in_one_line(
     transport.refuses_answers = Unreachable("nobody there")
     async with bridge(transport, QUESTION_TIMEOUT=0.1, DRAIN_TIMEOUT=0) as b, peer(b.url) as client:
         await ask(client, "go")
-        async with asyncio.timeout(10):
-            while "could not be refused (nobody there)" not in caplog.text:
-                await asyncio.sleep(0.02)
+        await until(lambda: "could not be refused (nobody there)" in caplog.text)
     assert "Traceback" not in caplog.text
 
 
@@ -356,11 +356,12 @@ async def test_hermes_may_die_while_a_question_waits(bridge: StartBridge) -> Non
     async with bridge(transport) as b, peer(b.url) as client:
         asked = await ask(client, "go")
         go.set()
-        async with asyncio.timeout(10):
-            while (
-                state(task := await client.get_task(GetTaskRequest(id=asked.task_id))) != "FAILED"
-            ):
-                await asyncio.sleep(0.02)
+
+        async def failed() -> Task | None:
+            task = await client.get_task(GetTaskRequest(id=asked.task_id))
+            return task if state(task) == "FAILED" else None
+
+        task = await until(failed)
     assert reply_text(task) == "so far"
 
 

@@ -35,6 +35,7 @@ from tests.support.fakes import (
     upstream_error,
 )
 from tests.support.peers import Turn, ask, peer, reply_text, state
+from tests.support.waiting import until
 
 CARD = "/.well-known/agent-card.json"
 TOKENS = "alice:alice-token-0123456789,bob:bob-token-0123456789"
@@ -277,6 +278,13 @@ async def test_junk_gets_an_error_and_no_stack_trace(bridge: StartBridge, body: 
         assert (await http.get(b.url + "/livez")).status_code == 200
 
 
+async def until_ready(http: httpx.AsyncClient, status: int) -> None:
+    async def answers() -> bool:
+        return (await http.get("/readyz")).status_code == status
+
+    await until(answers)
+
+
 async def test_probes_tell_which_part_is_not_ready(bridge: StartBridge) -> None:
     transport = ScriptedTransport()
     transport.failure = Unreachable("Hermes does not answer at x")
@@ -288,14 +296,10 @@ async def test_probes_tell_which_part_is_not_ready(bridge: StartBridge) -> None:
             assert answered.json()["ready"] is False
             assert answered.json()["parts"]["hermes"]["reason"] == "Hermes does not answer at x"
         transport.failure = None
-        async with asyncio.timeout(10):
-            while (await http.get("/readyz")).status_code != 200:
-                await asyncio.sleep(0.05)
+        await until_ready(http, 200)
         assert (await http.get("/startupz")).status_code == 200
         transport.failure = Unreachable()
-        async with asyncio.timeout(10):
-            while (await http.get("/readyz")).status_code != 503:
-                await asyncio.sleep(0.05)
+        await until_ready(http, 503)
         assert (await http.get("/startupz")).status_code == 200
         b.health.draining = True
         assert "shutting down" in (await http.get("/readyz")).text

@@ -34,6 +34,7 @@ from tests.support.bridge_process import bridge_process
 from tests.support.fakes import ScriptedTransport
 from tests.support.peers import Turn, ask, peer, reply_text, state
 from tests.support.postgres import Postgres
+from tests.support.waiting import until
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -56,9 +57,11 @@ async def begin(client: Client, text: str, until: str, context_id: str = "") -> 
 
 async def checkpoint(store: str, folder: Path, task_id: str, text: str) -> None:
     """Waits until the text has come to the disk."""
-    async with asyncio.timeout(20):
-        while text not in await on_disk(store, folder, task_id):
-            await asyncio.sleep(0.02)
+
+    async def stored() -> bool:
+        return text in await on_disk(store, folder, task_id)
+
+    await until(stored)
 
 
 async def on_disk(store: str, folder: Path, task_id: str) -> str:
@@ -167,12 +170,13 @@ async def readiness(bridge: Bridge) -> tuple[int, str]:
 
 
 async def until_ready(bridge: Bridge, ready: bool = True) -> str:
-    async with asyncio.timeout(20):
-        while True:
-            code, reason = await readiness(bridge)
-            if (code == 200) is ready:
-                return reason
-            await asyncio.sleep(0.05)
+    """Waits for the store to be ready, or not to be; returns the reason given."""
+
+    async def reached() -> tuple[int, str] | None:
+        code, reason = await readiness(bridge)
+        return (code, reason) if (code == 200) is ready else None
+
+    return str((await until(reached))[1])
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -229,9 +233,7 @@ async def test_a_turn_whose_state_cannot_be_stored_is_given_up(
     async with impatient(bridge, transport, monkeypatch) as (b, client):
         with no_file_may_grow():
             assert (await ask(client, "hi")).states == ["FAILED"]
-        async with asyncio.timeout(10):
-            while not all(e.is_set() for e in transport._canceled.values()):
-                await asyncio.sleep(0.01)
+        await until(transport.all_canceled)
         await until_ready(b)
 
 

@@ -226,8 +226,16 @@ async def test_a_long_reply_in_a_burst_reaches_who_reads_whole_and_holds_up_nobo
 
 
 class SlowToCancel(ScriptedTransport):
+    """Takes a request to cancel, and acts on it when the test lets it."""
+
+    def __init__(self, *script: Any) -> None:
+        super().__init__(*script)
+        self.asked_to_cancel = asyncio.Event()
+        self.may_cancel = asyncio.Event()
+
     async def cancel(self, turn: Given) -> None:
-        await asyncio.sleep(0.3)
+        self.asked_to_cancel.set()
+        await self.may_cancel.wait()
         await super().cancel(turn)
 
 
@@ -240,8 +248,11 @@ async def test_who_leaves_while_the_task_is_canceled_leaves_nothing_behind(
         task_id = (await anext(events)).task.id
         await anext(events)
         canceling = asyncio.create_task(other.cancel_task(CancelTaskRequest(id=task_id)))
-        await asyncio.sleep(0.1)
+        await asyncio.wait_for(transport.asked_to_cancel.wait(), 20)
         await events.aclose()
+        # The connection that cancels, and the one that asks for the figure.
+        await _until_figure(b.url, "molecule_hermes_open_connections", 2)
+        transport.may_cancel.set()
         assert state(await canceling) == "CANCELED"
         await _until_figure(b.url, "molecule_hermes_active_tasks", 0)
 
@@ -253,9 +264,10 @@ async def test_an_answer_while_the_task_is_canceled_leaves_nothing_behind(
     async with bridge(transport) as b, peer(b.url) as one, peer(b.url) as other:
         asked = await ask(one, "hi")
         canceling = asyncio.create_task(other.cancel_task(CancelTaskRequest(id=asked.task_id)))
-        await asyncio.sleep(0.1)
+        await asyncio.wait_for(transport.asked_to_cancel.wait(), 20)
         with pytest.raises(UnsupportedOperationError, match="just ended"):
             await ask(one, "this", task_id=asked.task_id)
+        transport.may_cancel.set()
         assert state(await canceling) == "CANCELED"
         await _until_figure(b.url, "molecule_hermes_active_tasks", 0)
 
@@ -296,9 +308,10 @@ async def test_files_of_turns_that_wait_are_bounded_in_sum(bridge: StartBridge) 
 
 
 async def _until_figure(url: str, name: str, wanted: float) -> None:
-    async with asyncio.timeout(10):
-        while (await _figures(url))[name] != wanted:
-            await asyncio.sleep(0.02)
+    async def reached() -> bool:
+        return (await _figures(url))[name] == wanted
+
+    await until(reached)
 
 
 async def test_peers_that_vanish_in_masses_leave_nothing_behind(
@@ -324,12 +337,12 @@ async def test_peers_that_vanish_in_masses_leave_nothing_behind(
 
 async def _all_ended(client: Client) -> Sequence[Task]:
     request = ListTasksRequest(page_size=100, include_artifacts=True)
-    async with asyncio.timeout(20):
-        while True:
-            tasks = (await client.list_tasks(request)).tasks
-            if tasks and not any(state(task) in ("SUBMITTED", "WORKING") for task in tasks):
-                return tasks
-            await asyncio.sleep(0.05)
+
+    async def ended() -> Sequence[Task]:
+        tasks = (await client.list_tasks(request)).tasks
+        return [] if any(state(task) in ("SUBMITTED", "WORKING") for task in tasks) else tasks
+
+    return list(await until(ended, every=0.05))
 
 
 async def _watch_and_vanish(url: str, task_id: str) -> None:
@@ -361,7 +374,7 @@ async def test_a_peer_that_floods_is_refused_at_once_and_another_is_served(
         await until(lambda: sum(task.done() for task in flood) == 18)
         refused = [await task for task in flood if task.done()]
         few = [asyncio.create_task(ask(bob, f"bob {i}", f"b{i}")) for i in range(3)]
-        await until(lambda: len(b._executor._runs) == 25)
+        await until(lambda: b.turns == 25)
         transport.gate.set()
         served = await asyncio.gather(*flood, *few)
     assert {turn.failure["kind"] for turn in refused} == {"busy"}

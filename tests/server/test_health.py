@@ -19,7 +19,7 @@ async def broken() -> None:
 
 
 async def stuck() -> None:
-    await asyncio.sleep(60)
+    await asyncio.Event().wait()
 
 
 async def test_all_parts_ready_is_ready() -> None:

@@ -163,6 +163,10 @@ class ScriptedTransport:
     def pending(self) -> int:
         return len(self.turns)
 
+    def all_canceled(self) -> bool:
+        """Whether every turn so far was canceled."""
+        return all(canceled.is_set() for canceled in self._canceled.values())
+
     async def __aenter__(self) -> ScriptedTransport:
         return self
 

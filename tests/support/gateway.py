@@ -33,6 +33,7 @@ from molecule_hermes.wire import (
     Inbound,
 )
 from tests.support.serving import free_port, serve
+from tests.support.waiting import until
 
 SECRET = "a-shared-secret-of-the-tests"
 API_KEY = "an-api-key-of-the-tests"
@@ -175,17 +176,17 @@ class Hermes:
             return dict((await response.json()).get("platforms", {}).get(PLATFORM, {}))
 
     async def until(self, met: Callable[[], Any], timeout: float = 40.0) -> Any:
-        """Polls an awaitable condition while the gateway lives."""
-        async with asyncio.timeout(timeout):
-            while True:
-                assert self.process is not None
-                assert self.process.returncode is None, self.log[-3000:]
-                try:
-                    if result := await met():
-                        return result
-                except aiohttp.ClientError:
-                    pass
-                await asyncio.sleep(0.05)
+        """Polls an awaitable condition while the gateway lives; no answer counts as not yet."""
+
+        async def attempt() -> Any:
+            assert self.process is not None
+            assert self.process.returncode is None, self.log[-3000:]
+            try:
+                return await met()
+            except aiohttp.ClientError:
+                return None
+
+        return await until(attempt, timeout, every=0.05)
 
     async def terminate(self, timeout: float = 40.0) -> None:
         assert self.process is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ import httpx
 import psutil
 
 from tests.support.serving import free_port
+from tests.support.waiting import until
 
 READY = 90.0
 
@@ -35,17 +37,18 @@ class Stack:
         return next(c.pid for c in children if "hermes" in " ".join(c.cmdline()))
 
     async def until_ready(self, ready: bool = True, timeout: float = READY) -> dict[str, object]:
-        """Waits for `/readyz` to say so; returns what it said."""
-        async with asyncio.timeout(timeout), httpx.AsyncClient(timeout=10) as http:
-            while True:
-                assert self.process.returncode is None, self.output
-                try:
-                    answer = await http.get(self.url + "/readyz")
-                    if (answer.status_code == 200) is ready:
-                        return dict(answer.json())
-                except httpx.TransportError:
-                    pass
-                await asyncio.sleep(0.05)
+        """Waits until `/readyz` answers ready, or not ready; returns its report."""
+
+        async def report() -> dict[str, object] | None:
+            assert self.process.returncode is None, self.output
+            with contextlib.suppress(httpx.TransportError):
+                answer = await http.get(self.url + "/readyz")
+                if (answer.status_code == 200) is ready:
+                    return dict(answer.json())
+            return None
+
+        async with httpx.AsyncClient(timeout=10) as http:
+            return dict(await until(report, timeout, every=0.05))
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
         if self.process.returncode is None:

@@ -10,6 +10,7 @@ from molecule_hermes.turns.model import Completed, Failed, TextDelta
 from tests.conftest import StartBridge
 from tests.support.fakes import ScriptedTransport
 from tests.support.peers import ask, peer
+from tests.support.waiting import until
 
 
 async def figures(url: str, token: str = "") -> dict[str, float]:
@@ -43,9 +44,8 @@ async def test_what_runs_and_waits_now_can_be_seen(bridge: StartBridge) -> None:
     transport = ScriptedTransport(go, Completed("done"))
     async with bridge(transport, MAX_RUNNING=1) as b, peer(b.url) as client:
         turns = [asyncio.create_task(ask(client, "x")) for _ in range(3)]
-        async with asyncio.timeout(10):
-            while (seen := await figures(b.url))["waiting_turns"] < 2:
-                await asyncio.sleep(0.02)
+        await until(lambda: b.turns == 3)
+        seen = await figures(b.url)
         go.set()
         await asyncio.gather(*turns)
         after = await figures(b.url)

@@ -37,6 +37,7 @@ from tests.support.fakes import (
     upstream_error,
 )
 from tests.support.serving import free_port
+from tests.support.waiting import until
 
 
 def turn(text: str = "ping", context_id: str = "c", peer: str = "alice") -> Turn:
@@ -328,8 +329,7 @@ async def test_cancel_closes_the_stream_and_ends_the_turn(
 
     consumer = asyncio.create_task(consume())
     async with asyncio.timeout(10):
-        while not hermes.running:
-            await asyncio.sleep(0.01)
+        await until(lambda: hermes.running)
         await chat.cancel(turn())
         await consumer
         await hermes.closed_early.wait()
@@ -339,12 +339,9 @@ async def test_cancel_closes_the_stream_and_ends_the_turn(
 async def test_leaving_a_turn_early_closes_its_stream(
     hermes: FakeHermes, chat: ChatTransport
 ) -> None:
-    async def endless(*_: object) -> None:
-        await asyncio.sleep(30)
-
     async def reply(h: FakeHermes, request: object, body: object) -> object:
         response = await streaming(chunk("a"))(h, request, body)  # type: ignore[arg-type]
-        await endless()
+        await asyncio.Event().wait()
         return response
 
     hermes.replies = [reply]  # type: ignore[list-item]

@@ -32,6 +32,7 @@ from molecule_hermes.turns.model import (
 )
 from molecule_hermes.wire import SECRET_HEADER, Inbound
 from tests.support.serving import free_port, serve
+from tests.support.waiting import until
 
 SECRET = "shared-secret-0123456789"
 
@@ -80,7 +81,7 @@ class FakePlugin:
             if self.before_202:
                 await task
             if self.hang:
-                await asyncio.sleep(60)
+                await asyncio.Event().wait()
         extra = {"duplicate": True} if known else {}
         return web.json_response({"ok": True, "instance": self.instance, **extra}, status=202)
 
@@ -300,9 +301,7 @@ async def test_what_may_have_reached_a_hermes_that_died_is_not_sent_to_the_next(
     async with patient as transport:
         async with serving(plugin, port):
             running = asyncio.create_task(run(transport))
-            async with asyncio.timeout(5):
-                while not plugin.received:
-                    await asyncio.sleep(0.01)
+            await until(lambda: plugin.received)
         assert failure(await running) == "interrupted"
 
 
@@ -351,9 +350,7 @@ async def test_a_hermes_that_dies_under_a_turn_ends_it(instance: str) -> None:
     ) as transport:
         async with serving(plugin, port):
             running = asyncio.create_task(run(transport))
-            async with asyncio.timeout(5):
-                while not transport._accepted:
-                    await asyncio.sleep(0.01)
+            await until(lambda: transport.accepted)
         assert failure(await running) == "interrupted"
     await plugin.http.aclose()
 
@@ -363,9 +360,7 @@ async def test_a_hermes_that_was_restarted_has_lost_the_turn(
 ) -> None:
     plugin.script = nothing
     running = asyncio.create_task(run(transport))
-    async with asyncio.timeout(5):
-        while not transport._accepted:
-            await asyncio.sleep(0.01)
+    await until(lambda: transport.accepted)
     plugin.instance = "two"
     assert failure(await running) == "interrupted"
 
@@ -375,8 +370,7 @@ async def test_cancel_waits_for_hermes_to_stop(
 ) -> None:
     plugin.script = nothing
     running = asyncio.create_task(run(transport))
-    while not transport._accepted:
-        await asyncio.sleep(0.01)
+    await until(lambda: transport.accepted)
     await transport.cancel(turn())
     assert await running == [Canceled()]
     assert plugin.canceled == ["m-1"]
@@ -388,8 +382,7 @@ async def test_cancel_of_what_hermes_does_not_know_ends_here(
     plugin.script = nothing
     plugin.knows_cancel = False
     running = asyncio.create_task(run(transport))
-    while not transport._accepted:
-        await asyncio.sleep(0.01)
+    await until(lambda: transport.accepted)
     await transport.cancel(turn())
     assert await running == [Canceled()]
 
@@ -399,8 +392,7 @@ async def test_cancel_while_it_is_still_being_sent(
 ) -> None:
     plugin.statuses = [503] * 50
     running = asyncio.create_task(run(transport))
-    while not len(transport._replies):
-        await asyncio.sleep(0.01)
+    await until(lambda: transport.pending)
     await transport.cancel(turn())
     assert (await running)[-1] == Canceled()
 
@@ -415,8 +407,7 @@ async def test_leaving_early_tells_hermes_to_stop(
     async with aclosing(transport.run(turn())) as events:
         assert await anext(events) == TextDelta("a")
     assert plugin.canceled == ["m-1"]
-    assert len(transport._replies) == 0
-    assert transport._accepted == {}
+    assert transport.pending == transport.accepted == 0
 
 
 async def test_a_turn_that_is_cut_twice_leaves_nothing_behind(
@@ -430,14 +421,12 @@ async def test_a_turn_that_is_cut_twice_leaves_nothing_behind(
     monkeypatch.setattr(transport, "_tell_to_stop", never)
     running = asyncio.create_task(run(transport))
     async with asyncio.timeout(5):
-        while not transport._accepted:
-            await asyncio.sleep(0.01)
+        await until(lambda: transport.accepted)
         for _ in range(2):
             running.cancel()
             await asyncio.sleep(0.05)
         await asyncio.wait({running})
-    assert not transport._accepted
-    assert not len(transport._replies)
+    assert transport.pending == transport.accepted == 0
 
 
 async def test_a_context_may_have_any_name(plugin: FakePlugin, transport: PluginTransport) -> None:
@@ -451,8 +440,7 @@ async def test_an_answer_reaches_the_plugin_and_the_turn_goes_on(
 ) -> None:
     async def script(plugin: FakePlugin, body: dict[str, Any]) -> None:
         await plugin.call(body, "rm x?", type="approval", question_id="q", choices=["once"], seq=0)
-        while not plugin.answers:
-            await asyncio.sleep(0.01)
+        await until(lambda: plugin.answers)
         await plugin.call(body, "gone", type="notice", withdraws="q", seq=1)
         await plugin.call(body, "went on", type="final", seq=2)
 
@@ -487,8 +475,7 @@ async def test_closing_answers_those_who_wait(plugin: FakePlugin) -> None:
     transport = PluginTransport(plugin.url, secret=SECRET)
     async with transport:
         running = asyncio.create_task(run(transport))
-        while not transport._accepted:
-            await asyncio.sleep(0.01)
+        await until(lambda: transport.accepted)
     assert failure(await running) == "draining"
 
 

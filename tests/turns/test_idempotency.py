@@ -20,6 +20,7 @@ from molecule_hermes.turns.model import Completed, Question, TextDelta
 from tests.conftest import StartBridge
 from tests.support.fakes import Answered, ScriptedTransport
 from tests.support.peers import Turn, ask, peer, reply_text, send, state
+from tests.support.waiting import until
 
 APPROVAL = Question("q1", "approval", "may I?", ("once", "deny"))
 
@@ -104,8 +105,7 @@ async def test_a_retry_while_it_runs_joins_it(bridge: StartBridge, streaming: bo
     request = message("go", "ctx")
     async with bridge(transport) as b, peer(b.url, streaming=streaming) as client:
         first = asyncio.create_task(send(client, same(request)))
-        while not transport.turns:
-            await asyncio.sleep(0.01)
+        await until(lambda: transport.turns)
         second = asyncio.create_task(send(client, same(request)))
         await asyncio.sleep(0.2)
         assert not second.done()
@@ -181,8 +181,7 @@ async def test_a_message_that_found_no_room_is_run_when_it_is_sent_again(
     request = message("two", "ctx")
     async with bridge(transport, MAX_RUNNING=1, MAX_WAITING=0) as b, peer(b.url) as client:
         first = asyncio.create_task(ask(client, "one"))
-        while not transport.turns:
-            await asyncio.sleep(0.01)
+        await until(lambda: transport.turns)
         refused = await send(client, same(request))
         assert (refused.states[-1], refused.failure["kind"]) == ("REJECTED", "busy")
         go.set()
@@ -201,11 +200,9 @@ async def test_a_message_that_came_to_a_draining_bridge_is_run_by_the_next(
     request = message("two")
     async with bridge(transport, MAX_RUNNING=1, DRAIN_TIMEOUT=0) as b, peer(b.url) as client:
         turns = [asyncio.create_task(ask(client, "one"))]
-        while not transport.turns:
-            await asyncio.sleep(0.01)
+        await until(lambda: transport.turns)
         turns.append(asyncio.create_task(send(client, same(request))))
-        while len(b._executor._runs) < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: b.turns >= 2)
         await b.__aexit__(None, None, None)
         _, refused = await asyncio.gather(*turns)
         assert (refused.states[-1], refused.failure["kind"]) == ("REJECTED", "draining")

@@ -104,6 +104,11 @@ class PluginTransport:
     def pending(self) -> int:
         return len(self._replies)
 
+    @property
+    def accepted(self) -> int:
+        """Turns that the plugin has accepted and not ended."""
+        return len(self._accepted)
+
     def __repr__(self) -> str:
         return f"PluginTransport({self._base_url!r})"
 
