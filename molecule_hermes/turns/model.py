@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from molecule_hermes.errors import TurnFailure
 from molecule_hermes.wire import Usage
@@ -17,6 +17,7 @@ __all__ = [
     "Attachment",
     "Canceled",
     "Completed",
+    "End",
     "Failed",
     "FileProduced",
     "Notice",
@@ -135,10 +136,9 @@ class Canceled:
     pass
 
 
-TurnEvent = (
-    TextDelta | ToolProgress | Notice | FileProduced | Question | Completed | Failed | Canceled
-)
+End = Completed | Failed | Canceled
+TurnEvent = TextDelta | ToolProgress | Notice | FileProduced | Question | End
 
 
-def is_last(event: TurnEvent) -> bool:
+def is_last(event: TurnEvent) -> TypeGuard[End]:
     return isinstance(event, Completed | Failed | Canceled)

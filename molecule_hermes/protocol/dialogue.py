@@ -1,0 +1,130 @@
+"""The exchange with the peer during a turn: events out, questions out, answers in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Literal
+
+from a2a.server.agent_execution import RequestContext
+
+from molecule_hermes.errors import Busy, TurnFailure
+from molecule_hermes.protocol import status as updates
+from molecule_hermes.protocol.active_turn import ActiveTurn
+from molecule_hermes.protocol.questions import NotAnAnswerError, asked_in, read_answer, refusal
+from molecule_hermes.transports.base import QuestionGoneError, Transport
+from molecule_hermes.turns.model import Notice, Question, TurnEvent, is_last
+
+__all__ = ["Approvals", "Dialogue"]
+
+logger = logging.getLogger(__name__)
+
+Approvals = Literal["ask", "deny"]
+
+
+class Dialogue:
+    """Shows turns to their peers and passes the peers' answers to Hermes."""
+
+    def __init__(
+        self, transport: Transport, *, approvals: Approvals, question_timeout: float
+    ) -> None:
+        self._transport = transport
+        self._approvals = approvals
+        self._question_timeout = question_timeout
+
+    async def show(self, active: ActiveTurn, event: TurnEvent) -> None:
+        """Shows the peer an event of Hermes, after those that wait behind a question."""
+        active.run.receive(event)
+        if isinstance(event, Notice) and event.withdraws:
+            await self._withdraw(active, event.withdraws)
+        elif is_last(event) and active.run.question is not None:
+            active.settle(active.run.question)
+        await self._show_pending(active)
+
+    async def take_answer(self, active: ActiveTurn, context: RequestContext) -> None:
+        """Takes the peer's next message on the task as the answer to the open question."""
+        async with active.showing:
+            if active.run.question is not None:
+                await self._pass_on(active, active.run.question, context)
+            elif not active.run.ended:
+                data = {"answer": "not taken"}
+                await updates.working(active.updater, "no question waits for an answer", data)
+        await self._show_pending(active)
+
+    async def _show_pending(self, active: ActiveTurn) -> None:
+        async with active.showing:
+            while (event := active.run.next_event()) is not None:
+                if isinstance(event, Question):
+                    await self._ask(active, event)
+                else:
+                    await active.show(event)
+
+    async def _ask(self, active: ActiveTurn, question: Question) -> None:
+        await active.reply.flush()
+        if active.run.asks_no_more:
+            return
+        if question.kind == "approval" and self._approvals == "deny":
+            await self._refuse(active, question, "the operator lets no peer approve commands")
+            return
+        try:
+            active.pause(question)
+        except Busy as busy:
+            await self._refuse(active, question, busy.message)
+            return
+        active.expiry = asyncio.create_task(self._expire(active, question), name="question-expiry")
+        await updates.asking(active.updater, question)
+        if active.run.question is question:
+            active.resting.set()
+
+    async def _expire(self, active: ActiveTurn, question: Question) -> None:
+        await asyncio.sleep(self._question_timeout)
+        async with active.showing:
+            if active.settle(question):
+                why = f"nobody answered within {self._question_timeout:g} s"
+                await self._refuse(active, question, why)
+        await self._show_pending(active)
+
+    async def _refuse(self, active: ActiveTurn, question: Question, why: str) -> None:
+        """Answers in the peer's place, so that the turn goes on."""
+        answer = refusal(question)
+        try:
+            await self._transport.answer(active.turn, question.question_id, answer)
+        except (QuestionGoneError, TurnFailure) as error:
+            logger.warning("question %s could not be refused (%s)", question.question_id, error)
+        if active.run.ended:
+            return
+        outcome = "denied" if question.kind == "approval" else "left to the agent"
+        data = {"questionId": question.question_id, "answer": answer}
+        await updates.working(active.updater, f"{outcome}: {why}", {"refused": data})
+
+    async def _withdraw(self, active: ActiveTurn, question_id: str) -> None:
+        """Hermes no longer waits for that answer."""
+        async with active.showing:
+            active.run.discard(question_id)
+            question = active.run.question
+            if question is not None and question.question_id == question_id:
+                active.settle(question)
+
+    async def _pass_on(
+        self, active: ActiveTurn, question: Question, context: RequestContext
+    ) -> None:
+        answer = remark = ""
+        outcome = "Hermes no longer waited for an answer"
+        try:
+            seen = asked_in(context.current_task) if context.current_task else ""
+            answer = read_answer(question, context.message, seen)
+            await self._transport.answer(active.turn, question.question_id, answer)
+            outcome = f"answered: {answer}"
+        except NotAnAnswerError as error:
+            remark = str(error)
+        except TurnFailure as failure:
+            remark = f"the answer did not reach Hermes: {failure.message}"
+        except QuestionGoneError:
+            answer = ""
+        if active.run.ended:  # the terminal state was sent while the answer was on its way
+            return
+        if remark and active.run.question is question:
+            await updates.asking(active.updater, question, remark)
+        elif active.settle(question):
+            data = {"questionId": question.question_id, "answer": answer}
+            await updates.working(active.updater, outcome, {"answered": data})
