@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from a2a.server.jsonrpc_models import JSONParseError
 from a2a.server.request_handlers.response_helpers import build_error_response
@@ -11,7 +11,6 @@ from a2a.utils.error_handlers import build_rest_error_payload
 from a2a.utils.errors import (
     A2AError,
     ContentTypeNotSupportedError,
-    InvalidParamsError,
     InvalidRequestError,
 )
 from starlette.requests import ClientDisconnect, HTTPConnection
@@ -25,18 +24,15 @@ from molecule_hermes.server.json_scan import (
     JsonSyntaxError,
 )
 
-__all__ = ["BodyGuard", "Check"]
+__all__ = ["BodyMiddleware", "replay"]
 
 UNREADABLE = "the body is not JSON that can be read"
-
-Check = Callable[[str, bytes], None]
-"""Takes the path and the body; raises `InvalidParamsError` for a body that the SDK cannot take."""
 
 _PIECE = 8 * 1024
 """Bytes that are scanned before other requests get their turn: measured, 12 ms at most."""
 
 
-class BodyGuard:
+class BodyMiddleware:
     """Reads the whole body, within its bounds and a time, and hands it on.
 
     The SDK has no bounds of its own, and reads the body of a GET, too.
@@ -49,14 +45,12 @@ class BodyGuard:
         rpc_paths: Collection[str],
         *,
         json_limits: JsonLimits,
-        check: Check | None = None,
         timeout: float = 30.0,
     ) -> None:
         self._app = app
         self._limit = limit
         self._rpc_paths = rpc_paths
         self._json_limits = json_limits
-        self._check = check
         self._timeout = timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,12 +77,7 @@ class BodyGuard:
             raise _RefusedError(
                 408, InvalidRequestError("the body did not arrive in time")
             ) from None
-        if body and self._check is not None:
-            try:
-                self._check(scope["path"], body)
-            except InvalidParamsError as error:
-                raise _RefusedError(400, error) from error
-        return _replay(body, receive)
+        return replay(body, receive)
 
     async def _read(self, receive: Receive, is_json: bool) -> bytes:
         body = bytearray()
@@ -164,7 +153,7 @@ async def _scan(scanner: JsonScanner, chunk: bytes, *, last: bool) -> None:
         raise _RefusedError(400, InvalidRequestError(f"{UNREADABLE}: {error}")) from error
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+def replay(body: bytes, receive: Receive) -> Receive:
     """Gives the body once, and does not hold it longer."""
     bodies = [body]
 

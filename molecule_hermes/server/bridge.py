@@ -7,19 +7,11 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from a2a.server.agent_execution import RequestContext
-from a2a.server.context import ServerCallContext
-from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes, create_rest_routes
-from a2a.types import AgentCard, TaskState
-from starlette.middleware.authentication import AuthenticationMiddleware
-from starlette.requests import HTTPConnection, Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.requests import HTTPConnection
 
 from molecule_hermes.config import Settings
 from molecule_hermes.executor import HermesAgentProxyExecutor
@@ -28,29 +20,19 @@ from molecule_hermes.net.ports import cannot_listen
 from molecule_hermes.protocol.card import build_card
 from molecule_hermes.protocol.recovery import InterruptedTasks
 from molecule_hermes.protocol.request_handler import BridgeRequestHandler
-from molecule_hermes.protocol.task_log import TaskLog
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.protocol.webhooks import PushConfigs, PushSender
+from molecule_hermes.server.app import create_app, create_overload_app
 from molecule_hermes.server.assembly import executor_options
-from molecule_hermes.server.bodies import BodyGuard
 from molecule_hermes.server.connections import ConnectionTable, default_limit, open_files_limit
-from molecule_hermes.server.error_responses import ErrorGuard, require_v03_message, shorten_sdk_logs
+from molecule_hermes.server.error_responses import shorten_sdk_logs
 from molecule_hermes.server.health import Check, Health, probe_routes
 from molecule_hermes.server.http import HttpServer, Listener
-from molecule_hermes.server.json_scan import JsonLimits
-from molecule_hermes.server.middleware import (
-    HostGuard,
-    LineGuard,
-    OpenRoutes,
-    PeerTokens,
-    is_local,
-    refuse_overload,
-    refuse_peer,
-)
+from molecule_hermes.server.middleware import PeerTokens, is_local
+from molecule_hermes.server.task_endings import TaskEndings
 from molecule_hermes.storage.opening import Store, open_store
 from molecule_hermes.storage.quota import StorageQuota
-from molecule_hermes.telemetry.metrics import CONTENT_TYPE, CountResponses, Metrics
-from molecule_hermes.text import is_loopback
+from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.transports.base import Transport
 from molecule_hermes.turns.idempotency import IdempotencyIndex
 from molecule_hermes.turns.scheduler import Scheduler
@@ -63,7 +45,7 @@ logger = logging.getLogger(__name__)
 class Bridge:
     """The A2A server with its executor: `async with Bridge(settings, transport) as bridge`.
 
-    Inside, `bridge.url` answers; on exit running turns are drained.
+    The server accepts requests at `bridge.url` until the block is left; then it drains its turns.
     """
 
     def __init__(
@@ -85,41 +67,45 @@ class Bridge:
         self.hasten = asyncio.Event()
         """Set to cut the drain short."""
         self.url = ""
-        """Where peers reach it, as the card says."""
+        """The URL that peers call, as on the card."""
         self.local_url = ""
+        """The URL of the listening socket."""
         self._idempotency = IdempotencyIndex(settings.retry_window)
-        self._stopping: set[asyncio.Task[None]] = set()
-        """Turns whose tasks could not be stored."""
         self._peer_tokens = PeerTokens(settings.peer_tokens)
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        async with self._stack:
-            listener = self._stack.enter_context(_listen(self._settings))
+        async with self._stack as stack:
+            listener = stack.enter_context(_listen(self._settings))
             self.local_url = _url(self._settings.host, listener.getsockname()[1])
             self.url = self._settings.public_url or self._reachable_url()
-            interrupted = InterruptedTasks()
-            store = await self._stack.enter_async_context(
-                open_store(self._settings, interrupted.end)
-            )
-            for sent in store.messages:
-                age = max(0.0, time.time() - sent.at)
-                self._idempotency.recall(*sent[:4], age)
-            await self._stack.enter_async_context(self._transport)
-            push = PushSender(
-                PushConfigs(store.push_configs), PublicOnly(self._settings.push_hosts)
-            )
-            await self._stack.enter_async_context(push)
-            tasks = await self._stack.enter_async_context(self._registry(store, push))
-            self.health.add("store", tasks.check)
-            await self._stack.enter_async_context(self._http_server(tasks, push, listener))
-            push.announce(interrupted.events)
-            self._stack.push_async_callback(self._drain)
-            self._stack = self._stack.pop_all()
+            await self._open(stack, listener)
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
+
+    async def _open(self, stack: contextlib.AsyncExitStack, listener: Listener) -> None:
+        """Enters each part after those that it uses; the stack closes them in reverse order."""
+        interrupted = InterruptedTasks()
+        store = await stack.enter_async_context(open_store(self._settings, interrupted.end))
+        self._recall_messages(store)
+        await stack.enter_async_context(self._transport)
+        push = PushSender(PushConfigs(store.push_configs), PublicOnly(self._settings.push_hosts))
+        await stack.enter_async_context(push)
+        quota = self._quota(store)
+        self._executor = self._create_executor(quota)
+        endings = TaskEndings(self._executor, self._idempotency)
+        await stack.enter_async_context(endings)
+        tasks = self._create_registry(store, push, endings)
+        await stack.enter_async_context(tasks)
+        self.health.add("store", tasks.check)
+        handler = self._create_handler(tasks, push, quota)
+        stack.push_async_callback(handler.aclose)
+        await stack.enter_async_context(self._create_server(handler, listener))
+        push.announce(interrupted.events)
+        stack.push_async_callback(self._drain)
 
     @property
     def turns(self) -> int:
@@ -127,65 +113,47 @@ class Bridge:
         return self._executor.turns
 
     def _reachable_url(self) -> str:
-        """An address that means "all of them" is none that a peer could call."""
+        """The local URL, with the host's name in place of an unspecified address."""
         if self._settings.host.strip("[]") not in ("0.0.0.0", "::"):  # noqa: S104 - compared only
             return self.local_url
         url = _url(socket.gethostname(), urlsplit(self.local_url).port or 0)
         logger.warning(
-            "the agent card says %s; set MOLECULE_HERMES_PUBLIC_URL if peers reach it by another "
-            "name",
-            url,
+            "the agent card says %s; set MOLECULE_HERMES_PUBLIC_URL if peers use another URL", url
         )
         return url
 
-    def _registry(self, store: Store, push: PushSender) -> TaskRegistry:
+    def _recall_messages(self, store: Store) -> None:
+        for sent in store.messages:
+            self._idempotency.recall(*sent[:4], max(0.0, time.time() - sent.at))
+
+    def _quota(self, store: Store) -> StorageQuota:
+        settings = self._settings
         self.metrics.watch("stored_bytes", "Bytes of stored tasks", lambda: store.stored.total)
+        return StorageQuota(store.stored, settings.max_stored_bytes_of_peer, settings.keep_days)
+
+    def _create_executor(self, quota: StorageQuota) -> HermesAgentProxyExecutor:
+        options = executor_options(self._settings, self._transport)
+        self._watch_scheduler(options["scheduler"])
+        return HermesAgentProxyExecutor(
+            self._transport, **options, metrics=self.metrics, admit=quota.admit
+        )
+
+    def _create_registry(
+        self, store: Store, push: PushSender, endings: TaskEndings
+    ) -> TaskRegistry:
         return TaskRegistry(
             store.tasks,
             push.send_notification,
             store.stored,
             checkpoint=self._settings.checkpoint,
             check=store.check,
-            on_end=self._task_ended,
+            on_end=endings.task_ended,
         )
 
-    def _http_server(self, tasks: TaskRegistry, push: PushSender, listener: Listener) -> HttpServer:
-        settings = self._settings
-        limit = settings.max_connections or default_limit()
-        if limit >= open_files_limit():
-            logger.warning(
-                "MOLECULE_HERMES_MAX_CONNECTIONS=%d is more than the files that this process may "
-                "open (%d); raise that limit (ulimit -n)",
-                limit,
-                open_files_limit(),
-            )
-        of_address = settings.max_connections_of_address or max(1, limit // 2)
-        table = ConnectionTable[Any](limit, of_address)
-        self.metrics.watch("open_connections", "Connections that are open", lambda: len(table))
-        card, handler = self._agent(tasks, push)
-        probes = probe_routes(self.health, self._warnings, self._knows)
-        open_routes = [*create_agent_card_routes(card), *probes]
-        return HttpServer(
-            self._outermost(OpenRoutes(open_routes, self._authenticated(handler))),
-            self._outermost(OpenRoutes(probes, refuse_overload)),
-            listener,
-            table,
-            self.metrics.connection_closed,
-            # What the kernel queues is accepted in one go, before anything can be closed for it.
-            backlog=min(2048, max(16, limit // 4)),
-        )
-
-    def _agent(
-        self, tasks: TaskRegistry, push: PushSender
-    ) -> tuple[AgentCard, BridgeRequestHandler]:
-        settings = self._settings
-        shorten_sdk_logs()
-        options = executor_options(settings, self._transport)
-        quota = StorageQuota(tasks.stored, settings.max_stored_bytes_of_peer, settings.keep_days)
-        self._executor = HermesAgentProxyExecutor(
-            self._transport, **options, metrics=self.metrics, admit=quota.admit
-        )
-        features = self._transport.features
+    def _create_handler(
+        self, tasks: TaskRegistry, push: PushSender, quota: StorageQuota
+    ) -> BridgeRequestHandler:
+        settings, features = self._settings, self._transport.features
         card = build_card(settings, self.url, features, demo=self._demo, warnings=self._warnings)
         handler = BridgeRequestHandler(
             self._executor,
@@ -197,71 +165,60 @@ class Bridge:
             max_events=settings.max_events,
             metrics=self.metrics,
         )
-        self._watch(options["scheduler"], push, handler)
-        self._stack.push_async_callback(handler.aclose)
-        return card, handler
+        self._watch_turns(push, handler)
+        return handler
 
-    def _authenticated(self, handler: BridgeRequestHandler) -> ASGIApp:
-        """Everything that takes a peer's token, if there are tokens."""
-        settings = self._settings
-        rpc_paths = _rpc_paths(self.url)
-        routes: list[BaseRoute] = [Route("/metrics", self._figures)]
-        for path in rpc_paths:
-            (route,) = create_jsonrpc_routes(handler, path, enable_v0_3_compat=settings.compat_v03)
-            routes.append(Route(path, _Endpoint(route.endpoint), methods=["POST"]))
-        for prefix in sorted({path.rstrip("/") for path in rpc_paths}, reverse=True):
-            routes += create_rest_routes(
-                handler, enable_v0_3_compat=settings.compat_v03, path_prefix=prefix
-            )
-        # Not in a Starlette, which would catch what is caught here and in uvicorn, in six frames
-        # and closures more for as long as a turn runs.
-        app: ASGIApp = Router(routes)
-        app = BodyGuard(
+    def _create_server(self, handler: BridgeRequestHandler, listener: Listener) -> HttpServer:
+        shorten_sdk_logs()
+        settings, metrics = self._settings, self.metrics
+        table = self._create_connection_table()
+        probes = probe_routes(self.health, self._warnings, self._may_see_addresses)
+        app = create_app(
+            settings,
+            self.url,
+            handler.card,
+            handler,
+            probes=probes,
+            peer_tokens=self._peer_tokens,
+            metrics=metrics,
+        )
+        return HttpServer(
             app,
-            limit=settings.max_body,
-            rpc_paths=frozenset(rpc_paths),
-            json_limits=JsonLimits(settings.max_values, settings.max_parts),
-            check=require_v03_message if settings.compat_v03 else None,
-        )
-        return AuthenticationMiddleware(
-            LineGuard(ErrorGuard(app)), backend=self._peer_tokens, on_error=refuse_peer
+            create_overload_app(settings, self.url, probes=probes, metrics=metrics),
+            listener,
+            table,
+            metrics.connection_closed,
+            # The whole backlog is accepted at once, before any connection can be closed for it.
+            backlog=min(2048, max(16, table.limit // 4)),
         )
 
-    def _outermost(self, app: ASGIApp) -> ASGIApp:
-        settings = self._settings
-        if not settings.peer_tokens and is_loopback(settings.host):
-            hosts = {"localhost", "127.0.0.1", "::1", settings.host.strip("[]")}
-            hosts |= {urlsplit(self.url).hostname or ""}
-            app = HostGuard(app, frozenset(hosts))
-        return CountResponses(app, self.metrics)
+    def _create_connection_table(self) -> ConnectionTable[Any]:
+        limit = self._settings.max_connections or default_limit()
+        if limit >= open_files_limit():
+            logger.warning(
+                "MOLECULE_HERMES_MAX_CONNECTIONS=%d is not below the number of files that this "
+                "process may open (%d); raise that number (ulimit -n)",
+                limit,
+                open_files_limit(),
+            )
+        of_address = self._settings.max_connections_of_address or max(1, limit // 2)
+        table = ConnectionTable[Any](limit, of_address)
+        self.metrics.watch("open_connections", "Connections that are open", lambda: len(table))
+        return table
 
-    def _knows(self, conn: HTTPConnection) -> bool:
+    def _may_see_addresses(self, conn: HTTPConnection) -> bool:
         """Whether a caller may read internal addresses and paths."""
         return self._peer_tokens.peer_of(conn) is not None or is_local(conn)
 
-    def _task_ended(self, log: TaskLog) -> None:
-        """A message that was REJECTED never ran, and one whose task could not be stored may be
-        sent again, too: nobody hears its turn any more, so it is stopped."""
-        task = log.task
-        if log.lost is None and task.status.state == TaskState.TASK_STATE_REJECTED:
-            for message in task.history:
-                self._idempotency.rejected(log.owner, task.context_id, message.message_id, task.id)
-        if log.lost is not None:
-            self._idempotency.release(task.id)
-            context = RequestContext(ServerCallContext(), task_id=log.task.id)
-            stop = asyncio.create_task(self._executor.cancel(context, log))
-            self._stopping.add(stop)
-            stop.add_done_callback(self._stopping.discard)
+    def _watch_scheduler(self, scheduler: Scheduler) -> None:
+        watch = self.metrics.watch
+        watch("running_turns", "Turns that run", lambda: scheduler.running)
+        watch("waiting_turns", "Turns that wait for their turn", lambda: scheduler.waiting)
+        watch("waiting_bytes", "Text and files of waiting turns", lambda: scheduler.waiting_bytes)
 
-    async def _figures(self, request: Request) -> Response:
-        return Response(self.metrics.text(), media_type=CONTENT_TYPE)
-
-    def _watch(self, line: Scheduler, push: PushSender, handler: BridgeRequestHandler) -> None:
+    def _watch_turns(self, push: PushSender, handler: BridgeRequestHandler) -> None:
         executor, transport = self._executor, self._transport
         watch = self.metrics.watch
-        watch("running_turns", "Turns that run", lambda: line.running)
-        watch("waiting_turns", "Turns that wait for their turn", lambda: line.waiting)
-        watch("waiting_bytes", "Text and files of turns that wait", lambda: line.waiting_bytes)
         watch("active_tasks", "Tasks that run, or are followed", lambda: handler.active)
         watch("open_questions", "Questions to peers without an answer", lambda: executor.questions)
         watch("pending_replies", "Turns that Hermes has not ended", lambda: transport.pending)
@@ -278,11 +235,10 @@ class Bridge:
             draining.cancel()
             await asyncio.gather(draining, return_exceptions=True)
             await self._executor.drain(0)
-        await asyncio.gather(*self._stopping, return_exceptions=True)
 
 
 def _listen(settings: Settings) -> Listener:
-    """Binds before anything else starts, so that a clash of ports is told by name."""
+    """Binds before anything else starts, so that a port conflict is reported first."""
     host = settings.host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = Listener(family, socket.SOCK_STREAM)
@@ -298,21 +254,3 @@ def _listen(settings: Settings) -> Listener:
 def _url(host: str, port: int) -> str:
     host = host.strip("[]")
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _rpc_paths(url: str) -> list[str]:
-    """JSON-RPC at the root and, behind a proxy that keeps it, at the path of the public URL."""
-    prefix = urlsplit(url).path.rstrip("/")
-    return ["/", prefix, f"{prefix}/"] if prefix else ["/"]
-
-
-class _Endpoint:
-    """A function that answers requests, as an application. Starlette would do the same with six
-    frames more, which a turn holds for as long as it runs."""
-
-    def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self._answer(Request(scope, receive, send))
-        await response(scope, receive, send)

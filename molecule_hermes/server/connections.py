@@ -1,6 +1,6 @@
 """The table of open connections: what each one waits for, and which one is closed first.
 
-It does no I/O: `http_server.py` reports what happens on sockets and closes what the table names.
+It does no I/O: `http.py` reports what happens on sockets and closes what the table names.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Phase(Enum):
 
 TIME_LIMITS: Mapping[Phase, float] = {
     Phase.HEAD: 10.0,
-    # BodyGuard answers a body that takes 30 s with 408; this ends what it does not read.
+    # BodyMiddleware answers a body that takes 30 s with 408; this ends what it does not read.
     Phase.BODY: 40.0,
     Phase.WRITE: 60.0,
     Phase.LINGER: 10.0,
@@ -78,7 +78,7 @@ class ConnectionTable(Generic[C]):
         time_limits: Mapping[Phase, float] = TIME_LIMITS,
         reserve: int = _RESERVE,
     ) -> None:
-        self._limit = limit
+        self.limit = limit
         self._limit_of_network = limit_of_network
         self._time_limits = time_limits
         self._reserve = reserve
@@ -114,7 +114,7 @@ class ConnectionTable(Generic[C]):
         """The connection to close, and whether the limits are exceeded without one."""
         if self._of_network[network] >= self._limit_of_network:
             victim = self._longest_waiting(now, network)
-        elif len(self) - len(self._spares) >= self._limit:
+        elif len(self) - len(self._spares) >= self.limit:
             victim = self._longest_waiting(now)
         else:
             return None, False

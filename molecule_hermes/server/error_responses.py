@@ -12,11 +12,9 @@ import logging
 from collections.abc import Awaitable
 from typing import Any
 
-from a2a.compat.v0_3 import a2a_v0_3_pb2
-from a2a.compat.v0_3.proto_utils import FromProto
 from a2a.utils.error_handlers import build_rest_error_payload
-from a2a.utils.errors import A2AError, InvalidParamsError
-from google.protobuf.json_format import Parse, ParseError
+from a2a.utils.errors import A2AError
+from google.protobuf.json_format import ParseError
 from pydantic import ValidationError
 from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
@@ -24,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from molecule_hermes.protocol.numbers import with_whole_numbers_in
 
-__all__ = ["ErrorGuard", "require_v03_message", "shorten_sdk_logs"]
+__all__ = ["ErrorMiddleware", "shorten_sdk_logs", "shortened"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +32,6 @@ _LONG = 4096
 _MAX_LOG = 2000
 
 _V03 = "/v1/"
-_V03_MESSAGES = ("/v1/message:send", "/v1/message:stream")
-_V03_MESSAGE = ("message", "request")
 
 _MISTAKES = (A2AError, ParseError, ValidationError)
 """What is raised because of the request, not because of the agent."""
@@ -50,7 +46,7 @@ _SDK_LOGGERS = (
 )
 
 
-class ErrorGuard:
+class ErrorMiddleware:
     """Shortens long errors, and gives streams of the 0.3 REST binding that fail an answer."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -105,30 +101,6 @@ class _Answer:
             self._head = None
             response = JSONResponse(payload, payload["error"]["code"])
             await response(scope, receive, self.send)
-
-
-def require_v03_message(path: str, body: bytes) -> None:
-    """Raises `InvalidParamsError` for a message that the SDK's 0.3 REST routes fail at: they tell
-    the peer of an internal error, or cut the connection."""
-    if not path.endswith(_V03_MESSAGES):
-        return
-    if _has_text_as_data(json.loads(body)):
-        raise InvalidParamsError("the data of a part is not an object")
-    try:
-        message = Parse(body, a2a_v0_3_pb2.SendMessageRequest(), ignore_unknown_fields=True)
-        FromProto.message_send_params(message)
-    except Exception as error:
-        # Whatever the conversion raises, the body was the cause.
-        raise InvalidParamsError(shortened(str(error)) or "the message cannot be read") from error
-
-
-def _has_text_as_data(request: Any) -> bool:
-    """protobuf would look each of its characters up as the name of a field."""
-    # protobuf takes the name in the .proto file for the one in JSON, too.
-    messages = [request.get(name) for name in _V03_MESSAGE] if isinstance(request, dict) else []
-    contents = [message.get("content") for message in messages if isinstance(message, dict)]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return any(isinstance(part, dict) and isinstance(part.get("data"), str) for part in parts)
 
 
 def shortened(value: Any) -> Any:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 
 from pydantic import SecretStr
+from starlette.applications import Starlette
 from starlette.authentication import (
     AuthCredentials,
     AuthenticationBackend,
@@ -21,10 +22,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from molecule_hermes.text import is_loopback
 
 __all__ = [
-    "HostGuard",
-    "LineGuard",
-    "OpenRoutes",
+    "HostMiddleware",
+    "LineSeparatorMiddleware",
     "PeerTokens",
+    "PublicPathsMiddleware",
     "is_local",
     "refuse_overload",
     "refuse_peer",
@@ -72,22 +73,21 @@ def is_local(conn: HTTPConnection) -> bool:
     return not any(n in _FORWARDED or n.startswith("x-forwarded") for n in conn.headers)
 
 
-class OpenRoutes:
-    """Serves a few exact paths without a token, and hands every other request on to `app`.
+class PublicPathsMiddleware:
+    """Serves exactly the paths of the routes of `public`, and hands every other request to `app`.
 
-    The routes themselves refuse methods other than GET and HEAD, so a request to an open path never
-    reaches `app`, whatever is mounted there.
+    `public` refuses methods other than GET and HEAD, so a request to a public path never reaches
+    `app`, whatever is mounted there.
     """
 
-    def __init__(self, routes: Iterable[Route], app: ASGIApp) -> None:
-        self._routes = {route.path: route for route in routes}
+    def __init__(self, app: ASGIApp, public: Starlette) -> None:
         self._app = app
+        self._public = public
+        self._paths = frozenset(r.path for r in public.routes if isinstance(r, Route))
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        route = self._routes.get(scope["path"])
-        if route is not None:
-            return route.handle(scope, receive, send)
-        return self._app(scope, receive, send)
+        app = self._public if scope["path"] in self._paths else self._app
+        return app(scope, receive, send)
 
 
 def refuse_overload(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -104,7 +104,7 @@ def refuse_peer(conn: HTTPConnection, error: AuthenticationError) -> Response:
     return JSONResponse({"error": {"code": 401, "message": str(error)}}, 401, headers)
 
 
-class HostGuard:
+class HostMiddleware:
     """Answers only to known host names.
 
     A page in a browser on this machine could otherwise reach a token-less agent on loopback by
@@ -129,7 +129,7 @@ class HostGuard:
         await self._app(scope, receive, send)
 
 
-class LineGuard:
+class LineSeparatorMiddleware:
     """Escapes Unicode's own line ends in event streams.
 
     They may stand in a JSON text, but the SDK's client ends its lines there (probed on 1.3.0), and

@@ -29,8 +29,7 @@ async def test_an_open_path_runs_no_message_whatever_is_mounted_there(
     bridge: StartBridge, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The setting is refused at the start; an embedding program could still come by such a URL.
-    parse = "molecule_hermes.server.bridge._rpc_paths"
-    monkeypatch.setattr(parse, lambda url: ["/", path, f"{path}/"])
+    monkeypatch.setattr("molecule_hermes.server.app.path_prefix", lambda url: path)
     transport = ScriptedTransport(Completed("ran"))
     async with bridge(transport, PEER_TOKENS=TOKENS) as b:
         assert await status_of(b.url, get(path)) == 200
