@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,51 @@ def test_every_module_has_a_deliberate_surface(name: str) -> None:
         return
     assert module.__doc__
     assert all(hasattr(module, public) for public in module.__all__)
+
+
+def test_the_package_exports_what_users_may_rely_on_and_nothing_else() -> None:
+    assert molecule_hermes.__all__ == [
+        "BridgeError",
+        "ConfigError",
+        "EmbeddedExecutor",
+        "ExecutorConfig",
+        "HermesAgentProxyExecutor",
+        "Settings",
+        "StartError",
+        "TurnFailure",
+        "__version__",
+        "create_executor",
+    ]
+    from molecule_hermes import embedding, executor
+
+    assert molecule_hermes.create_executor is embedding.create_executor
+    assert molecule_hermes.HermesAgentProxyExecutor is executor.HermesAgentProxyExecutor
+    assert issubclass(molecule_hermes.ConfigError, molecule_hermes.StartError)
+    assert issubclass(molecule_hermes.TurnFailure, molecule_hermes.BridgeError)
+    assert all(getattr(molecule_hermes, name) for name in molecule_hermes.__all__)
+    assert set(molecule_hermes.__all__) <= set(dir(molecule_hermes))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Bridges'"):
+        molecule_hermes.Bridges  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_importing_the_package_loads_none_of_its_modules() -> None:
+    code = (
+        "import sys, molecule_hermes\n"
+        "print([name for name in sys.modules if name.startswith('molecule_hermes.')])\n"
+        "molecule_hermes.TurnFailure\n"
+        "print([name for name in ('a2a', 'aiohttp', 'pydantic') if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == ["[]", "[]"]
+
+
+def test_the_docs_name_every_public_name() -> None:
+    text = (ROOT / "docs" / "embedding.md").read_text()
+    for name in molecule_hermes.__all__:
+        assert f"`{name}" in text, name
 
 
 def test_what_others_import_is_where_the_design_says() -> None:
