@@ -112,6 +112,11 @@ class Bridge:
         """Turns that have not ended."""
         return self._executor.turns
 
+    @property
+    def known_messages(self) -> int:
+        """Messages that are recognized when a peer sends them again."""
+        return len(self._idempotency)
+
     def _reachable_url(self) -> str:
         """The local URL, with the host's name in place of an unspecified address."""
         if self._settings.host.strip("[]") not in ("0.0.0.0", "::"):  # noqa: S104 - compared only

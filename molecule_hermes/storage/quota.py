@@ -22,6 +22,10 @@ class StoredBytes:
         self._ended: OrderedDict[tuple[str, str], int] = OrderedDict()
         """Of late: a task may be saved once more after its end."""
 
+    def __len__(self) -> int:
+        """Tasks whose sizes are kept in memory."""
+        return len(self._open) + len(self._ended)
+
     def of(self, peer: str) -> int:
         return self._of_peer.get(peer, 0)
 

@@ -34,6 +34,7 @@ from tests.support.raw_http import (
     post,
     status_of,
 )
+from tests.support.waiting import until
 from tests.telemetry.test_metrics import figures
 
 SLACK = 5.0
@@ -61,10 +62,22 @@ async def crowd(url: str, count: int, first: bytes = b"") -> AsyncIterator[list[
             connection.close()
 
 
-async def until(figure: str, value: float, url: str) -> None:
-    async with asyncio.timeout(20):
-        while (await figures(url, TOKEN)).get(figure, 0) < value:
-            await asyncio.sleep(0.05)
+async def until_figure(figure: str, value: float, url: str) -> None:
+    async def reached() -> bool:
+        return (await figures(url, TOKEN)).get(figure, 0) >= value
+
+    await until(reached, every=0.05)
+
+
+async def until_answered(url: str, request: bytes) -> None:
+    """Waits until the request is answered with 200."""
+
+    async def answered() -> bool:
+        with contextlib.suppress(OSError, EOFError):
+            return await status_of(url, request) == 200
+        return False
+
+    await until(answered, every=0.05)
 
 
 async def test_a_connection_has_ten_seconds_for_the_head_of_a_request(
@@ -160,7 +173,7 @@ async def test_a_client_that_does_not_read_is_closed(
             at = httpx.URL(b.url)
             await asyncio.to_thread(client.connect, (at.host, at.port))
             client.sendall(post("/", body, AUTHORIZATION))
-            await until('closed_connections_total{reason="write_timeout"}', 1, b.url)
+            await until_figure('closed_connections_total{reason="write_timeout"}', 1, b.url)
 
 
 async def test_a_turn_may_take_longer_than_any_of_these_times(
@@ -203,14 +216,9 @@ async def test_without_files_left_the_bridge_neither_spins_nor_stops(
         async with crowd_of_sockets(process.url, 400):
             used = psutil.Process(process.pid)
             before = sum(used.cpu_times()[:2])
-            await asyncio.sleep(1)  # what it does with nothing to do is what is measured
+            await asyncio.sleep(1)  # measures what the process does while nothing happens
             assert sum(used.cpu_times()[:2]) - before < 0.7
-        async with asyncio.timeout(20):
-            while True:
-                with contextlib.suppress(Exception):
-                    if await status_of(process.url, get("/livez")) == 200:
-                        break
-                await asyncio.sleep(0.1)
+        await until_answered(process.url, get("/livez"))
         async with peer(process.url) as client:
             assert (await ask(client, "say hello")).text == "hello"
 
@@ -268,9 +276,7 @@ async def test_at_the_bound_probes_are_answered_and_everything_else_is_told_to_w
                     assert b"too many connections" in refused.body
                     await client.closed(SLACK)
         streams.pop().close()
-        async with asyncio.timeout(20):
-            while await status_of(b.url, get("/tasks", AUTHORIZATION)) != 200:
-                await asyncio.sleep(0.05)
+        await until_answered(b.url, get("/tasks", AUTHORIZATION))
         seen = await figures(b.url, TOKEN)
         assert seen['closed_connections_total{reason="over_limit"}'] >= 40
         assert seen['http_responses_total{status="503"}'] >= 3

@@ -51,7 +51,7 @@ async def test_many_messages_of_one_peer_do_not_evict_anothers(
             flood["params"]["message"]["parts"] = [{"text": text}]  # type: ignore[index]
             assert "result" in (await mallory.post(b.url, json=flood)).json()
         again = await send(alice, request)
-        assert len(b._retries) <= 60
+        assert b.known_messages <= 60
     assert again.task_id == first.task_id
     assert sum(turn.peer == "alice" for turn in transport.turns) == 1
 
@@ -65,7 +65,7 @@ async def test_rejected_messages_are_not_remembered(bridge: StartBridge, store: 
         for _ in range(5):
             answered = (await http.post(b.url, json=rejected("same"))).json()
             assert answered["result"]["task"]["status"]["state"] == "TASK_STATE_REJECTED"
-        assert len(b._retries) == 0
+        assert b.known_messages == 0
         tasks = (await http.get(b.url + "/tasks")).json()["tasks"]
         assert len(tasks) == 5, "each was taken anew"
 
@@ -77,7 +77,7 @@ async def test_rejected_messages_are_not_read_back_at_the_start(bridge: StartBri
                 await http.post(b.url, json=rejected())
         await send(client, message("run me"))
     async with bridge(ScriptedTransport()) as b:
-        assert len(b._retries) == 2, "one message, with and without its context"
+        assert b.known_messages == 2, "one message, with and without its context"
 
 
 def test_a_peer_that_sends_much_loses_its_own_oldest() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 
 from molecule_hermes.storage.state_dir import make_private
@@ -55,14 +53,8 @@ async def test_a_served_bridge_keeps_its_files_private(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     folder.mkdir()
     environ = environment(folder)
-    async with up(environ, ready=False, command="serve") as stack, asyncio.timeout(30):
-        async with httpx.AsyncClient() as http:
-            while True:
-                try:
-                    await http.get(stack.url + "/livez")
-                    break
-                except httpx.TransportError:
-                    await asyncio.sleep(0.05)
+    async with up(environ, ready=False, command="serve") as stack:
+        await stack.until_ready(False)  # no Hermes runs
         kept = {path.name for path in folder.iterdir()}
         assert "tasks.db" in kept
         # The terminal's log is the test's own file; `user` is its stand-in for a home.

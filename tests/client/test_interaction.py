@@ -665,14 +665,17 @@ async def test_when_the_task_ended_meanwhile_its_end_is_shown(bridge: StartBridg
     go = asyncio.Event()
     transport = ScriptedTransport(TextDelta("So far"), go, Completed("Better."))
     desk = Desk()
+
+    async def completed() -> bool:
+        return state(await the_task(b.url)) == "COMPLETED"
+
     async with bridge(transport) as b, proxy_to(b.url) as proxy, asyncio.TaskGroup() as group:
         sending = group.create_task(desk.send(proxy.url))
         await until(desk.out.getvalue)
         proxy.passes.clear()
         proxy.cut()
         go.set()
-        while state(await the_task(b.url)) != "COMPLETED":
-            await asyncio.sleep(0.01)
+        await until(completed)
         proxy.passes.set()
         sent = await sending
     assert sent.code == 0

@@ -82,7 +82,7 @@ def test_a_command_that_takes_too_long_is_ended_with_all_it_started() -> None:
         left = [p for p in psutil.process_iter() if _is_ours(p)]
         if not left:
             return
-        time.sleep(0.05)
+        time.sleep(0.05)  # between two looks
     pytest.fail(f"left: {left}")
 
 

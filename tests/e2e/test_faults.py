@@ -317,12 +317,15 @@ async def outlives_failed_starts(stack: Stack) -> None:
         waiting = await scene.begin("waiting", "demo:say at last", "running")
         await until(lambda: waiting.turn.data == [{"waiting": True}])
         killed: set[int] = set()
-        while len(killed) < 3:
+
+        def killed_three() -> bool:
             with contextlib.suppress(StopIteration, psutil.Error, ProcessLookupError):
                 if (pid := stack.hermes_pid()) not in killed:
                     os.kill(pid, signal.SIGKILL)
                     killed.add(pid)
-            await asyncio.sleep(0.02)
+            return len(killed) == 3
+
+        await until(killed_three, 60)
         await until(lambda: waiting.told, 90)
     assert running.turn.failure["kind"] == "interrupted"
     assert waiting.turn.text == "at last"

@@ -14,6 +14,7 @@ from a2a.helpers import new_data_part
 from a2a.types import (
     CancelTaskRequest,
     GetTaskRequest,
+    ListTasksRequest,
     StreamResponse,
     SubscribeToTaskRequest,
 )
@@ -247,7 +248,12 @@ async def test_a_cancel_keeps_the_text_and_frees_the_conversation(alice: Client,
     first = task = None
     if when == "in line":
         first = asyncio.create_task(ask(alice, "demo:slow=0.2 a b c d e f g h", context))
-        await asyncio.sleep(0.2)
+
+        async def has_begun() -> bool:
+            tasks = (await alice.list_tasks(ListTasksRequest(context_id=context))).tasks
+            return any(state(task) == "WORKING" for task in tasks)
+
+        await until(has_begun)
     turn = Turn()
     said = "demo:hang" if when == "before the first event" else "demo:slow=0.1 a b c d e f g h i j"
     async for event in alice.send_message(message(said, context)):

@@ -11,6 +11,7 @@ from molecule_hermes.plugin.dispatcher import Dispatcher, NotAChoiceError, Unkno
 from molecule_hermes.plugin.ledger import Ledger, Question, Turn
 from molecule_hermes.plugin.outbox import Outbox, Parcel
 from molecule_hermes.wire import Answer, Approval, Callback, File, Final, Inbound, Notice, Push
+from tests.support.waiting import until
 
 
 class FakeOutbox(Outbox):
@@ -174,10 +175,10 @@ async def test_cancel_waits_for_the_agent_that_it_stops(room: Room) -> None:
     room.say("1")
     await room.started()
     room.dispatcher.cancel("1")
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # longer than it waits between two looks at the agent
     assert room.gateway.stopped == []
     room.gateway.preparing = False
-    await asyncio.sleep(0.1)
+    await until(lambda: room.gateway.stopped)
     assert room.gateway.stopped == ["1"]
 
 

@@ -187,7 +187,7 @@ async def test_canceling_stops_the_tool(hermes: Hermes, callbacks: CallbackServe
 
     async def gone() -> bool:
         mark.unlink(missing_ok=True)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # the tool would write the file every 0.1 s
         return not mark.exists()
 
     await hermes.until(gone, 10)
@@ -610,5 +610,5 @@ async def test_a_cancel_before_the_agent_is_there_stops_it_all_the_same(
         await asyncio.sleep(pause)
         assert (await hermes.cancel(message))[0] == 200
         assert (await callbacks.final(message))[1].status == "canceled"
-    await asyncio.sleep(2.5)
+    await asyncio.sleep(2.5)  # longer than the commands take: none of them ran to its end
     assert [mark.name for mark in marks if mark.exists()] == []

@@ -317,7 +317,7 @@ async def test_the_time_a_peer_thinks_is_not_the_turns_time(bridge: StartBridge)
     transport = ScriptedTransport(APPROVAL, Answered(), Completed("done"))
     async with bridge(transport, TURN_TIMEOUT=0.6) as b, peer(b.url) as client:
         asked = await ask(client, "go")
-        await asyncio.sleep(0.8)
+        await asyncio.sleep(0.8)  # longer than TURN_TIMEOUT
         done = await ask(client, "yes", task_id=asked.task_id)
     assert done.states[-1] == "COMPLETED"
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,12 +25,11 @@ from a2a.utils.errors import InvalidParamsError, TaskNotFoundError
 from aiohttp import web
 
 from molecule_hermes.client.connection import message
-from molecule_hermes.config import Settings
 from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.protocol.webhooks import PushConfigs, PushSender
-from molecule_hermes.server.bridge import Bridge
 from molecule_hermes.turns.model import Completed, TextDelta
 from tests.conftest import StartBridge
+from tests.support.bridge_process import bridge_process
 from tests.support.fakes import ScriptedTransport
 from tests.support.peers import ask, peer, send
 from tests.support.serving import serve
@@ -227,24 +227,18 @@ async def test_configurations_are_created_read_listed_and_deleted(
 
 
 async def test_a_task_that_a_crash_cut_off_is_told_to_its_webhook(
-    settings: Callable[..., Settings],
+    bridge: StartBridge, tmp_path: Path
 ) -> None:
     async with webhook() as hook:
-        environ = settings(PUSH_HOSTS=hook.host, DRAIN_TIMEOUT=0, STORE="sqlite")
-        bridge = Bridge(environ, ScriptedTransport(30.0, Completed("never")))
-        async with bridge, peer(bridge.url) as client:
-            stream = client.send_message(pushed("go", hook.url))
+        variables = {"PUSH_HOSTS": hook.host, "STORE": "sqlite"}
+        async with bridge_process(tmp_path, **variables) as crashed, peer(crashed.url) as client:
+            stream = client.send_message(pushed("hang", hook.url))
             task_id = (await anext(stream)).task.id
             await until(lambda: "WORKING" in hook.states)
-            # What a crash leaves: the turn is gone and nothing of its end is written.
-            bridge._executor._runs.clear()
-            copy = environ.state_dir / "tasks.db"
-            left = {p.name: p.read_bytes() for p in copy.parent.glob("tasks.db*")}
             await stream.aclose()
-        for name, data in left.items():
-            (copy.parent / name).write_bytes(data)
+            await crashed.kill()
         hook.taken.clear()
-        async with Bridge(environ, ScriptedTransport()):
+        async with bridge(ScriptedTransport(), **variables):
             await until(lambda: hook.states)
     assert hook.states == ["FAILED"]
     assert hook.taken[0]["statusUpdate"]["taskId"] == task_id

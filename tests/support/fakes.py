@@ -81,7 +81,7 @@ def breaking(*pieces: bytes) -> Reply:
         hermes: FakeHermes, request: web.Request, body: dict[str, Any]
     ) -> web.StreamResponse:
         response = await streaming(*pieces)(hermes, request, body)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # what was written reaches the client before the cut
         assert request.transport is not None
         request.transport.abort()
         return response

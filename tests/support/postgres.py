@@ -71,7 +71,7 @@ class Postgres:
         deadline = time.monotonic() + 60
         while self._run("pg_isready", "-h", "127.0.0.1", "-p", str(self.port), check=False):
             assert time.monotonic() < deadline, (self._data.parent / "log").read_text()
-            time.sleep(0.05)
+            time.sleep(0.05)  # between two looks, until the deadline
 
     def stop(self) -> None:
         if self._process is not None:

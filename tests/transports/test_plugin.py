@@ -262,7 +262,7 @@ async def test_a_post_that_nobody_answers_is_sent_again_and_runs_once(
     plugin: FakePlugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def slow(plugin: FakePlugin, body: dict[str, Any]) -> None:
-        await asyncio.sleep(1.2)
+        await until(lambda: len(plugin.received) > 1)
         await answers("once")(plugin, body)
 
     plugin.script = slow
@@ -413,8 +413,11 @@ async def test_leaving_early_tells_hermes_to_stop(
 async def test_a_turn_that_is_cut_twice_leaves_nothing_behind(
     plugin: FakePlugin, transport: PluginTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stopping = asyncio.Event()
+
     async def never(turn: Turn) -> bool:
-        await asyncio.sleep(60)
+        stopping.set()
+        await asyncio.Event().wait()
         return True
 
     plugin.script = nothing
@@ -422,9 +425,9 @@ async def test_a_turn_that_is_cut_twice_leaves_nothing_behind(
     running = asyncio.create_task(run(transport))
     async with asyncio.timeout(5):
         await until(lambda: transport.accepted)
-        for _ in range(2):
-            running.cancel()
-            await asyncio.sleep(0.05)
+        running.cancel()
+        await stopping.wait()
+        running.cancel()
         await asyncio.wait({running})
     assert transport.pending == transport.accepted == 0
 

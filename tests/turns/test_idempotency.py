@@ -107,7 +107,7 @@ async def test_a_retry_while_it_runs_joins_it(bridge: StartBridge, streaming: bo
         first = asyncio.create_task(send(client, same(request)))
         await until(lambda: transport.turns)
         second = asyncio.create_task(send(client, same(request)))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # neither a second turn nor an early end comes of it
         assert not second.done()
         go.set()
         one, two = await first, await second
@@ -252,5 +252,5 @@ async def test_a_retry_after_a_restart_counts_from_when_it_was_sent(
         environ = settings(STORE="sqlite", RETRY_WINDOW=0.3)
         async with Bridge(environ, transport) as b, peer(b.url) as client:
             await send(client, same(request))
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(0.4)  # longer than RETRY_WINDOW
         assert len(transport.turns) == 1
