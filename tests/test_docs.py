@@ -1,0 +1,84 @@
+"""The documentation agrees with the code: links, file names, settings, failure kinds, the wire."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from molecule_hermes import wire
+from molecule_hermes.config import Settings
+from molecule_hermes.errors import FAILURES
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
+BODIES = (
+    wire.Delta,
+    wire.Tool,
+    wire.Notice,
+    wire.Push,
+    wire.File,
+    wire.Approval,
+    wire.Clarify,
+    wire.Final,
+)
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings}
+
+
+@each_page
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@each_page
+def test_every_setting_that_is_named_exists(page: Path) -> None:
+    known = {str(field.alias) for field in Settings.model_fields.values()}
+    named = set(re.findall(r"\bMOLECULE_(?:HERMES|A2A)_[A-Z0-9_]*[A-Z0-9]\b", page.read_text()))
+    assert named <= known
+
+
+def test_the_contributing_page_names_files_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`([\w./-]+(?:\.py|\.md|\.toml|\.txt|/))`", text)
+    assert len(named) > 50
+    roots = (ROOT, ROOT / "molecule_hermes")
+    missing = [name for name in named if not any((root / name).exists() for root in roots)]
+    assert not missing
+
+
+def test_the_contributing_page_shows_every_package_and_module_at_the_top() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    package = ROOT / "molecule_hermes"
+    folders = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    modules = {path.name for path in package.glob("[a-z]*.py")}
+    assert [name for name in sorted(folders | modules) if f"`{name}`" not in text] == []
+
+
+def test_the_docs_have_every_failure_kind() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text().split("\n## Failures\n")[1]
+    assert set(re.findall(r"^\| `(\w+)` \|", text.split("\n## ")[0], re.M)) == set(FAILURES)
+
+
+def test_the_docs_have_every_message_of_the_wire() -> None:
+    text = (ROOT / "docs" / "wire.md").read_text()
+    assert all(f"`{body.type}`" in text for body in BODIES)
+    paths = [value for name, value in vars(wire).items() if name.endswith("_PATH")]
+    paths.remove(wire.REPLY_PATH)
+    assert len(paths) >= 5
+    assert all(f"{path}`" in text for path in paths)
