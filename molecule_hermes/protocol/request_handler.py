@@ -49,6 +49,7 @@ from a2a.utils.task import apply_history_length, validate_history_length, valida
 from molecule_hermes.errors import InternalFailure
 from molecule_hermes.protocol.error_mapping import nothing_leaks
 from molecule_hermes.protocol.incoming import without_bytes
+from molecule_hermes.protocol.resends import Resends
 from molecule_hermes.protocol.states import rests
 from molecule_hermes.protocol.status import canceled
 from molecule_hermes.protocol.task_log import Subscription, TaskLog
@@ -99,7 +100,8 @@ class BridgeRequestHandler(RequestHandler):
         self._executor = executor
         self._tasks = tasks
         self._webhooks = webhooks
-        self._sent = IdempotencyIndex(0.0) if idempotency is None else idempotency
+        index = IdempotencyIndex(0.0) if idempotency is None else idempotency
+        self._resends = Resends(index, tasks)
         self._quota = quota
         self._max_events = max_events
         self._metrics = metrics or Metrics()
@@ -207,17 +209,18 @@ class BridgeRequestHandler(RequestHandler):
     async def _claim(
         self, params: SendMessageRequest, context: ServerCallContext, task_id: str, context_id: str
     ) -> str | None:
-        """Takes the message for a new task; returns the task that it belongs to if it was sent
-        before. Its webhook is registered first: a message that is refused is not taken."""
-        peer, message = resolve_user_scope(context), params.message
-        ids = (peer, message.context_id, message.message_id)
-        if before := self._sent.find(*ids):
+        """Assigns the message to a new task, or returns the task of the message if it is a resend.
+
+        The webhook is registered first: a message whose webhook is refused can be sent again.
+        """
+        message = params.message
+        await self._resends.learn(message, context)
+        if before := self._resends.find(message, context):
             return before
         await self._register_webhook(task_id, params, context)
-        if before := self._sent.find(*ids):  # it came twice at once
+        if before := self._resends.find(message, context):  # the same message arrived meanwhile
             return before
-        for known_as in {message.context_id, context_id}:
-            self._sent.claim(peer, known_as, message.message_id, task_id)
+        self._resends.claim(message, task_id, context_id, context)
         return None
 
     async def _accept_answer(
@@ -229,20 +232,18 @@ class BridgeRequestHandler(RequestHandler):
             await self._register_webhook(task.id, params, context)
             accepted = await self._find_asked(params, context)  # the task may have gone on
         if accepted.request is not None:
-            peer, message_id = resolve_user_scope(context), params.message.message_id
-            self._sent.claim(peer, task.context_id, message_id, task.id)
+            self._resends.claim_answer(params.message, task, context)
         return accepted
 
     async def _find_asked(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> _Accepted:
-        """The task that the message answers. Raises if the task takes no answer now."""
+        """Finds the task that the message answers. Raises if the task takes no answer now."""
         message = params.message
         task = await self._task(message.task_id, context)
         require_same_context(message, task)
         log = self._tasks.log(task.id, context) or self._tasks.adopt(task, context)
-        before = self._sent.find(resolve_user_scope(context), task.context_id, message.message_id)
-        if before or any(known.message_id == message.message_id for known in task.history):
+        if self._resends.is_resent_answer(message, task, context):
             return _Accepted(log)
         require_interrupted(task)
         require_room_for_answer(task, without_bytes(message))

@@ -1,26 +1,36 @@
-"""Which task a peer's message belongs to: a message that is sent again is not run again."""
+"""Idempotency: which task a message belongs to, so that a resend does not run again."""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import NamedTuple
 
 __all__ = ["IdempotencyIndex"]
 
-MAX_KNOWN = 100_000
-MAX_OF_PEER = 50_000
+MAX_ENTRIES = 100_000
+MAX_ENTRIES_OF_PEER = 50_000
 
 
-_Known = OrderedDict[tuple[str, str], tuple[float, str]]
-"""When a message came and the task it belongs to, by context and messageId, the oldest first."""
+class _Entry(NamedTuple):
+    at: float
+    task_id: str
+    digest: str
+    """Of the message's content. Empty if it is not known, because the message was sent before the
+    bridge started."""
+
+
+_Entries = OrderedDict[tuple[str, str], _Entry]
+"""By context and messageId, the oldest first."""
 
 
 class IdempotencyIndex:
-    """Messages of the last `window` seconds. No I/O; the clock is given.
+    """The messages of the last `window` seconds. It does no I/O, and its clock can be replaced.
 
-    Each peer's messages are bounded, and beyond the bound on all of them the peer that has most
-    loses its oldest: nobody's messages are forgotten because another peer sends many.
+    A message is a resend if peer, context, messageId and content are the same. The entries of each
+    peer are bounded. When all peers together exceed their bound, the peer with the most entries
+    loses its oldest one, so a peer that sends many messages displaces only its own.
     """
 
     def __init__(
@@ -28,81 +38,100 @@ class IdempotencyIndex:
         window: float,
         clock: Callable[[], float] = time.monotonic,
         *,
-        max_known: int | None = None,
-        max_of_peer: int | None = None,
+        max_entries: int | None = None,
+        max_entries_of_peer: int | None = None,
     ) -> None:
+        """With a window of 0, every message is new."""
+        self.enabled = window > 0
         self._window = window
         self._clock = clock
-        self._max_known = max_known or MAX_KNOWN
-        self._max_of_peer = max_of_peer or MAX_OF_PEER
-        self._of_peer: dict[str, _Known] = {}
+        self._max_entries = max_entries or MAX_ENTRIES
+        self._max_entries_of_peer = max_entries_of_peer or MAX_ENTRIES_OF_PEER
+        self._peers: dict[str, _Entries] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def find(self, peer: str, context_id: str, message_id: str) -> str | None:
-        """The task that the message belongs to, if it was sent before."""
-        if not message_id or not self._window:
+    def find(self, peer: str, context_id: str, message_id: str, digest: str = "") -> str | None:
+        """Returns the task of the message if it is a resend."""
+        entry = self._entry(peer, context_id, message_id)
+        if entry is None or (entry.digest and entry.digest != digest):
             return None
-        self._forget_the_old()
-        known: _Known = self._of_peer.get(peer, OrderedDict())
-        sent = known.get((context_id, message_id))
-        return sent[1] if sent else None
+        return entry.task_id
 
-    def claim(self, peer: str, context_id: str, message_id: str, task_id: str) -> None:
-        """Takes the message for the task."""
-        if not message_id or not self._window:
-            return
-        self._remember(peer, (context_id, message_id), self._clock(), task_id)
+    def find_recalled(self, peer: str, context_id: str, message_id: str) -> str | None:
+        """Returns the task of a message whose content is not known yet; see `learn`."""
+        entry = self._entry(peer, context_id, message_id)
+        return entry.task_id if entry is not None and not entry.digest else None
+
+    def claim(
+        self, peer: str, context_id: str, message_id: str, task_id: str, digest: str = ""
+    ) -> None:
+        """Assigns the message to the task."""
+        if message_id and self.enabled:
+            self._add(peer, (context_id, message_id), _Entry(self._clock(), task_id, digest))
 
     def recall(self, peer: str, context_id: str, message_id: str, task_id: str, age: float) -> None:
-        """A message of an earlier life of the bridge; the oldest first. Whether it named its
-        context is not known any more."""
+        """Adds a message that was sent before the bridge started, the oldest first. The store does
+        not say whether the message named its context, so it is found either way."""
+        if not self.enabled:
+            return
         for known_as in ("", context_id):
-            self._remember(peer, (known_as, message_id), self._clock() - age, task_id)
+            entry = _Entry(self._clock() - age, task_id, "")
+            self._add(peer, (known_as, message_id), entry)
 
-    def forget(self, peer: str, context_id: str, message_id: str) -> None:
-        """Lets the message be sent again, because it was refused."""
-        self._drop(peer, (context_id, message_id))
+    def learn(self, peer: str, context_id: str, message_id: str, digest: str) -> None:
+        """Completes a recalled entry with the digest of its content."""
+        key = context_id, message_id
+        entries = self._peers.get(peer)
+        if entries is not None and (entry := entries.get(key)) is not None and not entry.digest:
+            entries[key] = entry._replace(digest=digest)
 
     def rejected(self, peer: str, context_id: str, message_id: str, task_id: str) -> None:
-        """Lets the message that began the task be sent again, because the task was REJECTED."""
-        known: _Known = self._of_peer.get(peer, OrderedDict())
+        """Forgets the message that began the task: a REJECTED message may be sent again."""
+        entries: _Entries = self._peers.get(peer, OrderedDict())
         for key in (("", message_id), (context_id, message_id)):
-            if known.get(key, (0.0, ""))[1] == task_id:
+            if (entry := entries.get(key)) is not None and entry.task_id == task_id:
                 self._drop(peer, key)
 
     def release(self, task_id: str) -> None:
-        """Lets the task's messages be sent again, because nothing came of it."""
-        for peer, known in list(self._of_peer.items()):
-            for key in [key for key, (_, known_task) in known.items() if known_task == task_id]:
+        """Forgets all messages of the task, because it could not be stored."""
+        for peer, entries in list(self._peers.items()):
+            for key in [key for key, entry in entries.items() if entry.task_id == task_id]:
                 self._drop(peer, key)
 
-    def _remember(self, peer: str, key: tuple[str, str], at: float, task_id: str) -> None:
+    def _entry(self, peer: str, context_id: str, message_id: str) -> _Entry | None:
+        if not message_id or not self.enabled:
+            return None
+        self._drop_expired()
+        entries: _Entries = self._peers.get(peer, OrderedDict())
+        return entries.get((context_id, message_id))
+
+    def _add(self, peer: str, key: tuple[str, str], entry: _Entry) -> None:
         self._drop(peer, key)
-        known = self._of_peer.setdefault(peer, OrderedDict())
-        known[key] = at, task_id
+        entries = self._peers.setdefault(peer, OrderedDict())
+        entries[key] = entry
         self._count += 1
-        if len(known) > self._max_of_peer:
-            self._drop(peer, next(iter(known)))
-        elif self._count > self._max_known:
-            greatest = max(self._of_peer, key=lambda name: len(self._of_peer[name]))
-            self._drop(greatest, next(iter(self._of_peer[greatest])))
+        if len(entries) > self._max_entries_of_peer:
+            self._drop(peer, next(iter(entries)))
+        elif self._count > self._max_entries:
+            largest = max(self._peers, key=lambda name: len(self._peers[name]))
+            self._drop(largest, next(iter(self._peers[largest])))
 
     def _drop(self, peer: str, key: tuple[str, str]) -> None:
-        known = self._of_peer.get(peer)
-        if known is None or known.pop(key, None) is None:
+        entries = self._peers.get(peer)
+        if entries is None or entries.pop(key, None) is None:
             return
         self._count -= 1
-        if not known:
-            del self._of_peer[peer]
+        if not entries:
+            del self._peers[peer]
 
-    def _forget_the_old(self) -> None:
+    def _drop_expired(self) -> None:
         oldest = self._clock() - self._window
-        for peer, known in list(self._of_peer.items()):
-            while known:
-                key, (at, _) = next(iter(known.items()))
-                if at >= oldest:
+        for peer, entries in list(self._peers.items()):
+            while entries:
+                key, entry = next(iter(entries.items()))
+                if entry.at >= oldest:
                     break
                 self._drop(peer, key)

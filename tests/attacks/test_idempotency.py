@@ -35,7 +35,7 @@ def rejected(message_id: str = "") -> dict[str, object]:
 async def test_many_messages_of_one_peer_do_not_evict_anothers(
     bridge: StartBridge, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    monkeypatch.setattr(module, "MAX_KNOWN", 60)
+    monkeypatch.setattr(module, "MAX_ENTRIES", 60)
     transport = ScriptedTransport(Completed("done"))
     request = message("go")
     async with (
@@ -81,14 +81,14 @@ async def test_rejected_messages_are_not_read_back_at_the_start(bridge: StartBri
 
 
 def test_a_peer_that_sends_much_loses_its_own_oldest() -> None:
-    retries = IdempotencyIndex(60.0, max_known=100, max_of_peer=20)
-    retries.claim("alice", "", "first", "task")
+    index = IdempotencyIndex(60.0, max_entries=100, max_entries_of_peer=20)
+    index.claim("alice", "", "first", "task")
     for number in range(1000):
-        retries.claim("mallory", "", str(number), "x")
-    assert retries.find("alice", "", "first") == "task"
-    assert retries.find("mallory", "", "999") == "x"
-    assert retries.find("mallory", "", "0") is None
-    assert len(retries) == 21
+        index.claim("mallory", "", str(number), "x")
+    assert index.find("alice", "", "first") == "task"
+    assert index.find("mallory", "", "999") == "x"
+    assert index.find("mallory", "", "0") is None
+    assert len(index) == 21
 
 
 STEPS = st.lists(
@@ -99,19 +99,19 @@ STEPS = st.lists(
 @given(STEPS)
 def test_the_bounds_hold_and_only_the_greatest_loses(steps: list[tuple[str, int, int]]) -> None:
     now = 0.0
-    retries = IdempotencyIndex(1000.0, lambda: now, max_known=12, max_of_peer=8)
+    index = IdempotencyIndex(1000.0, lambda: now, max_entries=12, max_entries_of_peer=8)
     claimed: dict[str, list[int]] = {"a": [], "b": [], "c": []}
     for name, number, later in steps:
         now += later
-        if before := retries.find(name, "", str(number)):
+        if before := index.find(name, "", str(number)):
             assert before == f"{name}{number}"
         else:
-            retries.claim(name, "", str(number), f"{name}{number}")
+            index.claim(name, "", str(number), f"{name}{number}")
             if number in claimed[name]:
                 claimed[name].remove(number)
             claimed[name].append(number)
-        assert len(retries) <= 12
+        assert len(index) <= 12
     for name, numbers in claimed.items():
         # A third of the places is everybody's own.
         for number in numbers[-4:]:
-            assert retries.find(name, "", str(number)) == f"{name}{number}"
+            assert index.find(name, "", str(number)) == f"{name}{number}"

@@ -146,6 +146,12 @@ def again(request: SendMessageRequest) -> SendMessageRequest:
     return copy
 
 
+def again_task(task: Task) -> Task:
+    copy = Task()
+    copy.CopyFrom(task)
+    return copy
+
+
 async def send(handler: BridgeRequestHandler, request: SendMessageRequest) -> Task:
     result = await handler.on_message_send(again(request), PEER)
     assert isinstance(result, Task)
@@ -503,8 +509,47 @@ async def test_an_answer_is_not_mistaken_for_a_message_with_the_same_id() -> Non
         assert state(await send(handler, answer)) == "COMPLETED"
 
 
-async def test_an_answer_in_the_history_is_not_given_again_whatever_the_window() -> None:
-    async with asked(Completed("done"), window=0.0) as (handler, task):
+async def test_an_answer_in_the_history_is_not_given_again() -> None:
+    disk = Disk()
+    script = APPROVAL, Answered(), CLARIFY, Answered(), Completed("done")
+    async with serving(scripted(*script), disk) as handler:
+        task = await send(handler, message("go"))
         answer = message("yes", task_id=task.id)
+        await send(handler, answer)
+        request = GetTaskRequest(id=task.id)
+        kept = again_task(await handler.on_get_task(request, PEER))
+    assert state(kept) == "INPUT_REQUIRED"
+    await disk.save(kept, PEER)
+    async with serving(scripted(), disk) as restarted:
+        assert state(await send(restarted, answer)) == "INPUT_REQUIRED"
+
+
+async def test_without_a_window_an_answer_that_is_sent_again_is_a_new_one() -> None:
+    transport = ScriptedTransport(APPROVAL, Answered(), CLARIFY, Answered(), Completed("done"))
+    async with serving(HermesAgentProxyExecutor(transport), window=0.0) as handler:
+        task = await send(handler, message("go"))
+        answer = message("yes", task_id=task.id)
+        assert state(await send(handler, answer)) == "INPUT_REQUIRED"
+        assert state(await send(handler, answer)) == "COMPLETED"
+    assert transport.answers == [("q1", "once"), ("q2", "yes")]
+
+
+async def test_an_answer_with_the_id_of_another_and_other_words_is_a_new_one() -> None:
+    transport = ScriptedTransport(APPROVAL, Answered(), CLARIFY, Answered(), Completed("done"))
+    async with serving(HermesAgentProxyExecutor(transport)) as handler:
+        task = await send(handler, message("go"))
+        first, second = message("yes", task_id=task.id), message("that one", task_id=task.id)
+        second.message.message_id = first.message.message_id
+        assert state(await send(handler, first)) == "INPUT_REQUIRED"
+        assert state(await send(handler, first)) == "INPUT_REQUIRED"
+        assert state(await send(handler, second)) == "COMPLETED"
+    assert transport.answers == [("q1", "once"), ("q2", "that one")]
+
+
+async def test_an_answer_is_not_mistaken_for_one_to_another_task_of_its_context() -> None:
+    async with serving(scripted(APPROVAL, Answered(), Completed("done"))) as handler:
         for _ in range(2):
+            task = await send(handler, message("go", "ctx"))
+            answer = message("yes", task_id=task.id)
+            answer.message.message_id = "1"
             assert state(await send(handler, answer)) == "COMPLETED"

@@ -26,51 +26,51 @@ APPROVAL = Question("q1", "approval", "may I?", ("once", "deny"))
 
 
 def test_a_message_belongs_to_the_task_that_claimed_it() -> None:
-    retries = IdempotencyIndex(60.0)
-    retries.claim("alice", "ctx", "m", "one")
+    index = IdempotencyIndex(60.0)
+    index.claim("alice", "ctx", "m", "one")
     for other in (("bob", "ctx", "m"), ("alice", "other", "m"), ("alice", "ctx", "n")):
-        retries.claim(*other, "two")
-    assert retries.find("alice", "ctx", "m") == "one"
-    assert retries.find("bob", "ctx", "m") == "two"
-    assert retries.find("bob", "other", "m") is None
+        index.claim(*other, "two")
+    assert index.find("alice", "ctx", "m") == "one"
+    assert index.find("bob", "ctx", "m") == "two"
+    assert index.find("bob", "other", "m") is None
 
 
 def test_after_the_window_it_may_come_again() -> None:
     now = [0.0]
-    retries = IdempotencyIndex(10.0, lambda: now[0])
-    retries.claim("alice", "ctx", "m", "one")
+    index = IdempotencyIndex(10.0, lambda: now[0])
+    index.claim("alice", "ctx", "m", "one")
     now[0] = 10.0
-    assert retries.find("alice", "ctx", "m") == "one"
+    assert index.find("alice", "ctx", "m") == "one"
     now[0] = 10.1
-    assert retries.find("alice", "ctx", "m") is None
-    retries.claim("alice", "ctx", "m", "two")
-    assert retries.find("alice", "ctx", "m") == "two"
-    assert len(retries) == 1
+    assert index.find("alice", "ctx", "m") is None
+    index.claim("alice", "ctx", "m", "two")
+    assert index.find("alice", "ctx", "m") == "two"
+    assert len(index) == 1
 
 
 @pytest.mark.parametrize(("window", "message_id"), [(0.0, "m"), (60.0, "")])
 def test_without_a_window_or_a_name_every_message_is_new(window: float, message_id: str) -> None:
-    retries = IdempotencyIndex(window)
+    index = IdempotencyIndex(window)
     for task in ("one", "two"):
-        assert retries.find("alice", "ctx", message_id) is None
-        retries.claim("alice", "ctx", message_id, task)
-    assert len(retries) == 0
+        assert index.find("alice", "ctx", message_id) is None
+        index.claim("alice", "ctx", message_id, task)
+    assert len(index) == 0
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("mn"), st.integers(0, 20))))
 def test_within_a_window_each_message_has_one_task(steps: list[tuple[str, str, int]]) -> None:
     now = 0.0
-    retries = IdempotencyIndex(30.0, lambda: now)
+    index = IdempotencyIndex(30.0, lambda: now)
     claimed: dict[tuple[str, str], tuple[float, str]] = {}
     for number, (peer_name, message_id, later) in enumerate(steps):
         now += later
         at, task = claimed.get((peer_name, message_id), (-1e9, ""))
-        if before := retries.find(peer_name, "", message_id):
+        if before := index.find(peer_name, "", message_id):
             assert now - at <= 30.0
             assert before == task
         else:
             assert now - at > 30.0
-            retries.claim(peer_name, "", message_id, str(number))
+            index.claim(peer_name, "", message_id, str(number))
             claimed[peer_name, message_id] = now, str(number)
 
 
@@ -125,6 +125,53 @@ async def test_many_at_once_run_once(bridge: StartBridge) -> None:
     assert len(transport.turns) == 1
     assert {turn.task_id for turn in turns} == {turns[0].task_id}
     assert {turn.states[-1] for turn in turns} == {"COMPLETED"}
+
+
+def other(request: SendMessageRequest, text: str) -> SendMessageRequest:
+    """The same messageId with other content."""
+    copy = same(request)
+    copy.message.parts[0].text = text
+    return copy
+
+
+async def test_the_same_id_with_other_content_is_a_new_message(bridge: StartBridge) -> None:
+    transport = ScriptedTransport(Completed("done"))
+    request = message("one", "ctx")
+    async with bridge(transport) as b, peer(b.url) as client:
+        first = await send(client, same(request))
+        second = await send(client, other(request, "two"))
+        again = await send(client, other(request, "two"))
+    assert [turn.text for turn in transport.turns] == ["one", "two"]
+    assert first.task_id != second.task_id == again.task_id
+
+
+async def test_the_same_message_with_other_metadata_is_a_resend(bridge: StartBridge) -> None:
+    transport = ScriptedTransport(Completed("done"))
+    request = message("one", "ctx")
+    async with bridge(transport) as b, peer(b.url) as client:
+        first = await send(client, same(request))
+        request.message.metadata["attempt"] = 2
+        again = await send(client, same(request))
+    assert len(transport.turns) == 1
+    assert again.task_id == first.task_id
+
+
+async def test_a_file_of_the_same_size_with_other_content_is_a_new_message(
+    settings: Callable[..., Settings],
+) -> None:
+    request = message("look", "ctx")
+    request.message.parts.add(raw=b"a" * 40_000, media_type="application/x-mine", filename="f")
+    changed = same(request)
+    changed.message.parts[1].raw = b"b" * 40_000
+    ran = []
+    for _ in range(2):  # the second bridge knows what is stored: not the bytes
+        transport = ScriptedTransport(Completed("done"))
+        async with Bridge(settings(STORE="sqlite"), transport) as b, peer(b.url) as client:
+            for sent in (request, changed, changed):
+                await send(client, same(sent))
+        ran.append(len(transport.turns))
+        request = changed
+    assert ran == [2, 0]
 
 
 async def test_a_retry_that_does_not_wait_gets_the_task_as_it_is(bridge: StartBridge) -> None:
@@ -241,6 +288,24 @@ async def test_a_retry_after_a_restart_of_the_bridge_gets_the_task(
     assert turns[0].task_id == turns[1].task_id
     assert turns[1].text == "first life"
     assert len(transport.turns) == 1
+
+
+@pytest.mark.parametrize("context", ["", "ctx"])
+async def test_after_a_restart_the_same_id_with_other_content_is_a_new_message(
+    settings: Callable[..., Settings], context: str
+) -> None:
+    request = message("one", context)
+    async with (
+        Bridge(settings(STORE="sqlite"), ScriptedTransport(Completed("1"))) as b,
+        peer(b.url) as client,
+    ):
+        first = await send(client, same(request))
+    transport = ScriptedTransport(0.05, Completed("2"))
+    async with Bridge(settings(STORE="sqlite"), transport) as b, peer(b.url) as client:
+        twice = [send(client, other(request, "two")) for _ in range(3)]
+        second, *rest = await asyncio.gather(*twice)
+    assert [turn.text for turn in transport.turns] == ["two"]
+    assert {second.task_id} == {turn.task_id for turn in rest} != {first.task_id}
 
 
 async def test_a_retry_after_a_restart_counts_from_when_it_was_sent(
