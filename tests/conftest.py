@@ -1,3 +1,5 @@
+"""Fixtures for every test: settings, a bridge, a fake Hermes, a PostgreSQL server."""
+
 from __future__ import annotations
 
 import asyncio
@@ -17,7 +19,9 @@ from molecule_hermes.transports.chat.transport import ChatTransport
 from tests.support.fakes import KEY, FakeHermes, fake_hermes
 from tests.support.postgres import Postgres, postgres
 
-# Machines are noisy: how long an example takes says nothing.
+_E2E = Path(__file__).parent / "e2e"
+
+# On a loaded machine the duration of an example says nothing.
 hypothesis_settings.register_profile(
     "noisy", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -26,19 +30,26 @@ hypothesis_settings.load_profile("noisy")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--image", action="store_true", help="build and run the image, too (root, or docker)"
+        "--image", action="store_true", help="also build and run the image (needs root or docker)"
     )
 
 
 def _slowness(item: pytest.Item) -> int:
     if item.get_closest_marker("image"):
         return 2
-    return int("/e2e/" in item.path.as_posix() or "/plugin/" in item.path.as_posix())
+    return int(item.get_closest_marker("hermes") is not None)
 
 
+# Before `-m` selects by the marker that it adds.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The image runs only when it is asked for. Alone, tests go from quick to slow; side by side,
-    the slow files begin first."""
+    """Marks what needs the real Hermes, skips the image unless it is asked for, and orders tests.
+
+    One process runs tests from quick to slow; parallel workers start the slow files first.
+    """
+    for item in items:
+        if item.path.is_relative_to(_E2E):
+            item.add_marker("hermes")
     items.sort(key=_slowness, reverse=hasattr(config, "workerinput"))
     for item in items:
         if item.get_closest_marker("image") and not config.getoption("--image"):
@@ -47,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _no_real_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing here may read or write the user's own Hermes or state."""
+    """Keeps the tests away from the user's own Hermes, state and keys."""
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     monkeypatch.delenv("HERMES_HOME", raising=False)
     for name in ("OPENAI_API_KEY", "OPENROUTER_API_KEY", "ANTHROPIC_API_KEY"):
@@ -56,6 +67,7 @@ def _no_real_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="session")
 def database() -> Iterator[Postgres]:
+    """A PostgreSQL server for the whole run; each test takes a database of its own from it."""
     with postgres() as server:
         yield server
 
@@ -68,6 +80,8 @@ async def hermes() -> AsyncIterator[FakeHermes]:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Callable[..., Settings]:
+    """Makes settings from variables without their prefix: `settings(MAX_RUNNING=2)`."""
+
     def make(**variables: Any) -> Settings:
         environ = {"MOLECULE_HERMES_PORT": "0", "MOLECULE_HERMES_STATE_DIR": str(tmp_path)}
         environ |= {"MOLECULE_HERMES_" + k: str(v) for k, v in variables.items()}
@@ -81,7 +95,7 @@ StartBridge = Callable[..., AbstractAsyncContextManager[Bridge]]
 
 @pytest.fixture
 def bridge(settings: Callable[..., Settings]) -> StartBridge:
-    """Starts a real bridge on a free port: `async with bridge(transport, HOST=…) as b`."""
+    """Starts a real bridge on a free port: `async with bridge(transport, MAX_RUNNING=2) as b`."""
 
     @asynccontextmanager
     async def start(transport: Transport | FakeHermes, **variables: Any) -> AsyncIterator[Bridge]:

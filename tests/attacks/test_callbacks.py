@@ -25,7 +25,7 @@ from tests.support.peers import ask, peer
 from tests.support.serving import free_port
 from tests.support.stack import Stack, environment, up
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.hermes, pytest.mark.asyncio(loop_scope="module")]
 
 LEAKED = "a-shared-secret-that-leaked"
 DANGEROUS = "demo:run rm -rf {}"

@@ -17,7 +17,7 @@ from tests.support.peers import Turn, ask, peer
 from tests.support.recorded_model import RecordedModel, recorded_model
 from tests.support.stack import Stack, environment, up
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.hermes, pytest.mark.asyncio(loop_scope="module")]
 
 ALICE, BOB = "alice-token-0123456789", "bob-token-0123456789"
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from tests.support.peers import ask, peer
 from tests.support.stack import environment, up
+
+pytestmark = pytest.mark.hermes
 
 KEY = "it's a key's \"key\" # 0123456789"
 

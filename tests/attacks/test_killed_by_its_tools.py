@@ -6,9 +6,12 @@ import asyncio
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.support.peers import ask, peer
 from tests.support.stack import environment, up
+
+pytestmark = pytest.mark.hermes
 
 MALLORY, BOB = "mallory-token-0123456789", "bob-token-0123456789"
 # The shell's nearest ancestor that is a gateway. The brackets keep it from matching itself.

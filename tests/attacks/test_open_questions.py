@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+import pytest
+
 from molecule_hermes.turns.model import Completed, Question, Turn, TurnEvent
 from tests.conftest import StartBridge
 from tests.support.fakes import Answered, ScriptedTransport
@@ -63,6 +65,7 @@ async def test_a_peer_with_too_many_questions_gets_a_refusal(bridge: StartBridge
         assert (await ask(mallory, "ask")).states[-1] == "INPUT_REQUIRED"
 
 
+@pytest.mark.hermes
 async def test_hermes_has_threads_for_others_while_questions_wait(tmp_path: Path) -> None:
     """Hermes's own pool has 10 threads, and a turn that asks keeps its thread."""
     environ = environment(tmp_path, MOLECULE_HERMES_PEER_TOKENS=TOKENS)

@@ -21,6 +21,7 @@ from tests.support.peers import ask, peer
 from tests.support.stack import Stack, environment, up
 
 pytestmark = [
+    pytest.mark.hermes,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(sys.platform != "linux", reason="speaks of /proc"),
 ]

@@ -12,6 +12,8 @@ from tests.support.peers import ask, peer
 from tests.support.recorded_model import RecordedModel, recorded_model
 from tests.support.stack import Stack, environment, up
 
+pytestmark = pytest.mark.hermes
+
 SHARED = {"session_search", "memory", "cronjob"}
 ALICE, BOB = "alice-token-0123456789", "bob-token-0123456789"
 ONE, TWO = f"alice:{ALICE}", f"alice:{ALICE},bob:{BOB}"

@@ -30,7 +30,7 @@ from tests.protocol.test_media_types import BMP, PNG
 from tests.support.gateway import SECRET, CallbackServer, Hermes, callback_server
 from tests.support.serving import free_port
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.hermes, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def test_a_message_is_answered(hermes: Hermes, callbacks: CallbackServer) -> None:

@@ -6,11 +6,15 @@ import asyncio
 import socket
 from pathlib import Path
 
+import pytest
+
 from molecule_hermes.plugin import PLATFORM
 from molecule_hermes.plugin.files import left_over
 from molecule_hermes.wire import INBOUND_PATH, Attachment, Inbound
 from tests.support.gateway import CallbackServer, callback_server, running_hermes
 from tests.support.serving import free_port
+
+pytestmark = pytest.mark.hermes
 
 
 async def test_sigterm_lets_the_turn_end_and_gives_every_message_its_final(tmp_path: Path) -> None:
