@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, Protocol
 
 from molecule_hermes.errors import Draining, InternalFailure, Interrupted, TurnFailure
+from molecule_hermes.keyed_tasks import KeyedTasks
 from molecule_hermes.plugin.callbacks import require_same_bridge
-from molecule_hermes.plugin.chats import Chats
 from molecule_hermes.plugin.files import remove
 from molecule_hermes.plugin.ledger import Ledger, Question, Turn
-from molecule_hermes.plugin.outbox import Outbox, Parcel
+from molecule_hermes.plugin.outbox import Outbox
 from molecule_hermes.text import redact
 from molecule_hermes.wire import (
     Answer,
@@ -74,7 +74,7 @@ class Dispatcher:
         self._gateway = gateway
         self._ledger = ledger
         self._outbox = outbox
-        self._chats = Chats(ledger, self._run)
+        self._chats = KeyedTasks(ledger.begin, self._run)
         self._stops: set[asyncio.Task[None]] = set()
         self.instance = uuid.uuid4().hex
         """Tells one life of Hermes from the next: what the last one had accepted is gone."""
@@ -277,7 +277,7 @@ class Dispatcher:
         return True
 
     def _post(self, turn: Turn, callback: Callback) -> None:
-        self._outbox.put(Parcel(turn.inbound.callback_url, callback, turn.numbers))
+        self._outbox.put(turn.inbound.callback_url, callback, turn.numbers)
 
 
 def _approvals(turn: Turn) -> Iterator[Question]:

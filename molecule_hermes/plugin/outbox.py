@@ -1,7 +1,8 @@
-"""Callbacks on their way to the bridge.
+"""Sends callbacks to the bridge.
 
-Each chat has a lane: a bounded queue and, while it holds something, one task that posts it in
-order. A bridge that is down or slow holds up its own lanes only, and never Hermes.
+Each callback address has a queue per chat and, while any of them holds something, one task that
+posts them. What piles up while a request is under way leaves as one batch. A bridge that is down
+or slow holds up neither Hermes nor the callbacks to other bridges.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import asyncio
 import io
 import json
 import logging
-from collections import deque
-from collections.abc import Iterator
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -19,6 +21,7 @@ import aiohttp
 
 from molecule_hermes.backoff import Backoff
 from molecule_hermes.errors import InternalFailure
+from molecule_hermes.keyed_tasks import KeyedTasks
 from molecule_hermes.wire import (
     SECRET_HEADER,
     Callback,
@@ -31,78 +34,103 @@ from molecule_hermes.wire import (
     Tool,
 )
 
-__all__ = ["Outbox", "Parcel"]
+__all__ = ["Outbox"]
 
 log = logging.getLogger(__name__)
 
 _BACKOFF = Backoff(first=0.1, longest=5.0)
-# What may be lost when the bridge is down; the final says it all again.
-_PASSING = (Delta, Notice, Tool)
+# These may be lost while the bridge is down: the final repeats the whole text.
+_TRANSIENT = (Delta, Notice, Tool)
+_BATCH = 256
+_BATCH_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
-    """A callback, where it goes, and the counter its `seq` is taken from.
+class _Entry:
+    """A queued callback.
 
-    The number is taken when the parcel is posted, so that parcels merged or dropped before
-    leave no gap.
+    Its `seq` is taken from `numbers` when it is first posted, so that callbacks that were merged
+    or dropped before leave no gap.
     """
 
-    url: str
     callback: Callback
     numbers: Iterator[int]
+    deadline: float
+    """When it is no longer retried, on the monotonic clock."""
 
-    def merged(self, later: Parcel) -> Parcel | None:
-        """Both deltas of one message as one; None if these are something else."""
-        mine, theirs = self.callback, later.callback
-        if not (isinstance(mine.body, Delta) and isinstance(theirs.body, Delta)):
+    @property
+    def file_bytes(self) -> int:
+        body = self.callback.body
+        return len(body.data) if isinstance(body, File) and body.data is not None else 0
+
+    @property
+    def size(self) -> int:
+        return len(self.callback.content) + self.file_bytes
+
+    def merged(self, later: _Entry) -> _Entry | None:
+        """Two deltas of one message as one; None for anything else."""
+        mine, other = self.callback, later.callback
+        if not (isinstance(mine.body, Delta) and isinstance(other.body, Delta)):
             return None
-        if mine.reply_to != theirs.reply_to:
+        if mine.reply_to != other.reply_to:
             return None
-        if theirs.body.replace:
+        if other.body.replace:
             return later
-        return replace(self, callback=replace(mine, content=mine.content + theirs.content))
+        return replace(later, callback=replace(mine, content=mine.content + other.content))
 
 
 @dataclass(slots=True)
-class _Lane:
-    parcels: deque[Parcel] = field(default_factory=deque)
-    # The message whose text has a hole: appending more to it would tell the peer nonsense.
-    torn: str = ""
+class _Batch:
+    url: str
+    entries: list[_Entry] = field(default_factory=list)
+    size: int = 0
+
+    def has_room(self, entry: _Entry) -> bool:
+        if not self.entries:
+            return True
+        return len(self.entries) < _BATCH and self.size + entry.size <= _BATCH_BYTES
+
+    def add(self, entry: _Entry) -> None:
+        self.entries.append(entry)
+        self.size += entry.size
 
 
 class Outbox:
-    """Posts parcels; opened and closed with the adapter's connection."""
+    """Queues and posts callbacks. The adapter opens and closes it with its connection."""
 
     def __init__(
         self,
         *,
         secret: str = "",
         retry_for: float = 60.0,
-        retry_passing_for: float = 2.0,
+        retry_transient_for: float = 2.0,
         timeout: float = 10.0,
-        max_parcels: int = 256,
+        max_waiting: int = 256,
         max_file_bytes: int = 64 * 2**20,
     ) -> None:
         self._headers = {SECRET_HEADER: secret} if secret else {}
         self._retry_for = retry_for
-        self._retry_passing_for = retry_passing_for
+        self._retry_transient_for = retry_transient_for
         self._timeout = aiohttp.ClientTimeout(total=timeout)
-        self._max_parcels = max_parcels
+        self._max_waiting = max_waiting
         self._max_file_bytes = max_file_bytes
         self._file_bytes = 0
-        self._lanes: dict[tuple[str, str], _Lane] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._in_flight = 0
+        self._queues: dict[str, OrderedDict[str, deque[_Entry]]] = {}
+        self._torn: set[str] = set()
+        """Messages whose text has a gap: more text must not be appended to it."""
+        self._tasks = KeyedTasks(self._take, self._deliver)
         self._session: aiohttp.ClientSession | None = None
 
     def __len__(self) -> int:
-        return sum(len(lane.parcels) for lane in self._lanes.values())
+        """How many callbacks are waiting or under way."""
+        chats = [queue for chats in self._queues.values() for queue in chats.values()]
+        return self._in_flight + sum(map(len, chats))
 
     def open(self) -> None:
-        # A callback server that hangs may take its own connections, not those of others.
-        connector = aiohttp.TCPConnector(limit=0, limit_per_host=64)
+        # A callback server that hangs must not take the connections to others.
         self._session = aiohttp.ClientSession(
-            connector=connector, headers=self._headers, timeout=self._timeout
+            connector=aiohttp.TCPConnector(limit=0), headers=self._headers, timeout=self._timeout
         )
 
     async def __aenter__(self) -> Self:
@@ -112,119 +140,133 @@ class Outbox:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    def put(self, parcel: Parcel) -> None:
-        """Queues a parcel; never waits. Of a full lane the passing ones are dropped first."""
-        key = (parcel.url, parcel.callback.chat_id)
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = _Lane()
-            task = asyncio.get_running_loop().create_task(self._work(key, lane))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        self._enqueue(lane, parcel)
+    def put(self, url: str, callback: Callback, numbers: Iterator[int]) -> None:
+        """Queues a callback; never waits. If the chat's queue is full, transient ones go first."""
+        chats = self._queues.setdefault(url, OrderedDict())
+        queue = chats.setdefault(callback.chat_id, deque())
+        transient = isinstance(callback.body, _TRANSIENT)
+        patience = self._retry_transient_for if transient else self._retry_for
+        entry = _Entry(callback, numbers, time.monotonic() + patience)
+        if queue and (merged := queue[-1].merged(entry)):
+            queue[-1] = merged
+            return
+        if self._file_bytes + entry.file_bytes > self._max_file_bytes:
+            entry = _without_file(entry)
+        self._file_bytes += entry.file_bytes
+        queue.append(entry)
+        if len(queue) > self._max_waiting:
+            self._shrink(queue)
+        self._tasks.wake(url)
 
     async def close(self, flush_for: float = 0.0) -> None:
-        """Posts what is queued, for at most that long; then gives the rest up."""
-        if self._tasks and flush_for > 0:
-            await asyncio.wait(set(self._tasks), timeout=flush_for)
+        """Posts what is queued for at most `flush_for` seconds, then drops the rest."""
+        await self._tasks.flush(flush_for)
         if lost := len(self):
             log.warning("%d callbacks were not delivered before the end", lost)
-        tasks = set(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._lanes.clear()
+        await self._tasks.close()
+        self._queues.clear()
         if self._session is not None:
             await self._session.close()
             self._session = None
 
-    def _enqueue(self, lane: _Lane, parcel: Parcel) -> None:
-        parcels = lane.parcels
-        # The head is being posted and must stay as it is.
-        if len(parcels) > 1 and (both := parcels[-1].merged(parcel)):
-            parcels[-1] = both
-            return
-        parcels.append(parcel if self._fits(parcel) else _told_of(parcel))
-        if len(parcels) > self._max_parcels:
-            self._shrink(lane)
-
-    def _fits(self, parcel: Parcel) -> bool:
-        size = _size(parcel)
-        if self._file_bytes + size > self._max_file_bytes:
-            return False
-        self._file_bytes += size
-        return True
-
-    def _shrink(self, lane: _Lane) -> None:
-        """Makes room behind the head. Questions and finals stay: they are few."""
-        for kinds in (_PASSING, (Push, File)):
-            for parcel in list(lane.parcels)[1:]:
-                if isinstance(parcel.callback.body, kinds):
-                    self._drop(lane, parcel)
+    def _shrink(self, queue: deque[_Entry]) -> None:
+        """Drops one entry. Questions and finals stay: there are few of them."""
+        for kinds in (_TRANSIENT, (Push, File)):
+            for entry in queue:
+                if isinstance(entry.callback.body, kinds):
+                    queue.remove(entry)
+                    self._file_bytes -= entry.file_bytes
+                    self._mark_lost(entry)
                     return
 
-    def _drop(self, lane: _Lane, parcel: Parcel) -> None:
-        lane.parcels.remove(parcel)
-        self._file_bytes -= _size(parcel)
-        self._lost(lane, parcel)
+    def _take(self, url: str) -> _Batch | None:
+        """The next callbacks for an address. Chats take turns, each in its own order."""
+        chats = self._queues.get(url, OrderedDict())
+        batch = _Batch(url)
+        while chats:
+            chat_id = next(iter(chats))
+            queue = chats[chat_id]
+            if not batch.has_room(queue[0]):
+                break
+            entry = queue.popleft()
+            if queue:
+                chats.move_to_end(chat_id)
+            else:
+                del chats[chat_id]
+            if self._continues_text(entry):
+                batch.add(entry)
+        if not chats:
+            self._queues.pop(url, None)
+        self._in_flight += len(batch.entries)
+        return batch if batch.entries else None
 
-    def _lost(self, lane: _Lane, parcel: Parcel) -> None:
-        if isinstance(parcel.callback.body, Delta):
-            lane.torn = parcel.callback.reply_to
+    def _continues_text(self, entry: _Entry) -> bool:
+        """False for a delta of a message whose text has a gap, until a delta replaces it all."""
+        body, message_id = entry.callback.body, entry.callback.reply_to
+        if isinstance(body, Final) or (isinstance(body, Delta) and body.replace):
+            self._torn.discard(message_id)
+        return not isinstance(body, Delta) or message_id not in self._torn
 
-    async def _work(self, key: tuple[str, str], lane: _Lane) -> None:
-        # No await between seeing the lane empty and forgetting it: `put` finds it or makes one.
-        while lane.parcels:
-            parcel = lane.parcels[0]
-            try:
-                if self._worth_posting(lane, parcel) and not await self._deliver(parcel):
-                    self._lost(lane, parcel)
-            finally:
-                lane.parcels.popleft()
-                self._file_bytes -= _size(parcel)
-        del self._lanes[key]
+    def _mark_lost(self, entry: _Entry) -> None:
+        if isinstance(entry.callback.body, Delta):
+            self._torn.add(entry.callback.reply_to)
+        elif isinstance(entry.callback.body, Final):
+            self._torn.discard(entry.callback.reply_to)
 
-    def _worth_posting(self, lane: _Lane, parcel: Parcel) -> bool:
-        body = parcel.callback.body
-        if not isinstance(body, Delta) or parcel.callback.reply_to != lane.torn:
-            return True
-        if body.replace:
-            lane.torn = ""
-        return body.replace
+    async def _deliver(self, batch: _Batch) -> None:
+        entries = [
+            replace(entry, callback=entry.callback.numbered(next(entry.numbers)))
+            for entry in batch.entries
+        ]
+        try:
+            await self._send(batch.url, entries)
+        finally:
+            self._in_flight -= len(entries)
+            self._file_bytes -= sum(entry.file_bytes for entry in entries)
 
-    async def _deliver(self, parcel: Parcel) -> bool:
-        callback = parcel.callback.numbered(next(parcel.numbers))
-        data = _encoded(callback)
-        passing = isinstance(callback.body, _PASSING)
-        delays = _BACKOFF.delays(within=self._retry_passing_for if passing else self._retry_for)
-        while True:
-            verdict = await self._post(parcel.url, data)
-            if verdict is False and data != (instead := _instead_of(callback)):
-                # The turn must end, even if what it came to cannot be told.
-                data = instead
-                continue
-            if verdict is not None:
-                return verdict
+    async def _send(self, url: str, entries: Sequence[_Entry]) -> None:
+        taken = await self._post_with_retries(url, entries)
+        if taken:
+            return
+        if taken is False and len(entries) > 1:
+            # The bridge refuses a batch as a whole; singly, it refuses only what is at fault.
+            for entry in filter(self._continues_text, entries):
+                await self._send(url, [entry])
+            return
+        for entry in entries:
+            self._mark_lost(entry)
+        if taken is False and isinstance(entries[0].callback.body, Final):
+            # The turn must end even if its answer cannot be passed on.
+            await self._post_with_retries(url, [_failed(entries[0])])
+
+    async def _post_with_retries(self, url: str, entries: Sequence[_Entry]) -> bool | None:
+        """True: taken. False: refused. None: given up after retries."""
+        data = _encoded([entry.callback for entry in entries])
+        patience = max(entry.deadline for entry in entries) - time.monotonic()
+        delays = _BACKOFF.delays(within=max(0.0, patience))
+        while (taken := await self._post(url, data)) is None:
             delay = next(delays, None)
             if delay is None:
-                log.warning("gave up a %s callback to %s", callback.body.type, parcel.url)
-                return False
+                kinds = ", ".join(sorted({entry.callback.body.type for entry in entries}))
+                log.warning("gave up %d callbacks (%s) to %s", len(entries), kinds, url)
+                break
             await asyncio.sleep(delay)
+        return taken
 
     async def _post(self, url: str, data: bytes) -> bool | None:
-        """True: taken. False: refused, and it would be again. None: worth another try."""
+        """True: taken. False: refused, and it would be again. None: worth another attempt."""
         if self._session is None:
             return False
         headers = {"Content-Type": "application/json"}
         try:
-            # As a file it is written in pieces, and a large one does not hold Hermes up.
+            # aiohttp writes a file in pieces, so that a large body does not block Hermes.
             body = io.BytesIO(data)
             async with self._session.post(
                 url, data=body, headers=headers, allow_redirects=False
             ) as response:
                 await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            log.debug("callback to %s failed: %s", url, error)
+            log.debug("a callback to %s failed: %s", url, error)
             return None
         if response.status >= 500:
             return None
@@ -233,27 +275,23 @@ class Outbox:
         return response.status < 300
 
 
-def _instead_of(callback: Callback) -> bytes:
-    """What is posted for a callback that the bridge refused; for all but finals the same."""
-    if isinstance(callback.body, Final):
-        failure = InternalFailure("Hermes's answer could not be passed on")
-        callback = replace(callback, content="", body=Final("failed", Problem.of(failure)))
-    return _encoded(callback)
+def _encoded(callbacks: Sequence[Callback]) -> bytes:
+    """One callback by itself, several as a batch."""
+    objects = [callback.to_json() for callback in callbacks]
+    return json.dumps(objects[0] if len(objects) == 1 else {"batch": objects}).encode()
 
 
-def _encoded(callback: Callback) -> bytes:
-    return json.dumps(callback.to_json()).encode()
+def _failed(entry: _Entry) -> _Entry:
+    """A final that says that the answer could not be passed on."""
+    failure = InternalFailure("Hermes's answer could not be passed on")
+    final = Final("failed", Problem.of(failure))
+    return replace(entry, callback=replace(entry.callback, content="", body=final))
 
 
-def _told_of(parcel: Parcel) -> Parcel:
-    """In the place of a file for which there is no room, the word that there is none."""
-    body = parcel.callback.body
+def _without_file(entry: _Entry) -> _Entry:
+    """A notice in the place of a file for which there is no room."""
+    body = entry.callback.body
     name = body.name if isinstance(body, File) else body.type
-    log.warning("dropped the file %s: too many wait", name)
-    lost = f"the file {name} was not handed over: too many files wait"
-    return replace(parcel, callback=replace(parcel.callback, content=lost, body=Notice()))
-
-
-def _size(parcel: Parcel) -> int:
-    body = parcel.callback.body
-    return len(body.data) if isinstance(body, File) and body.data is not None else 0
+    log.warning("dropped the file %s: too many files are waiting", name)
+    text = f"the file {name} was not delivered: too many files are waiting"
+    return replace(entry, callback=replace(entry.callback, content=text, body=Notice()))

@@ -1,18 +1,20 @@
 """Push notifications: a task's events to its peer's webhook, outside of the turn.
 
 The SDK's own sender makes one attempt and is awaited inside the event consumer, so that a slow
-webhook holds up the task's events. Here every webhook of a task has a lane: events go out one by
-one, in order, with retries, and a lane that falls behind loses its oldest updates, never the last
+webhook holds up the task's events. Here every webhook of a task has a queue: events go out one by
+one, in order, with retries. A queue that falls behind drops its oldest updates, never the last
 state.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
 
 import aiohttp
 from a2a.server.context import ServerCallContext
@@ -30,6 +32,7 @@ from google.protobuf.json_format import MessageToDict
 
 from molecule_hermes.backoff import Backoff
 from molecule_hermes.errors import StorageFailure
+from molecule_hermes.keyed_tasks import KeyedTasks
 from molecule_hermes.net.addresses import NotPublicError, PublicOnly
 from molecule_hermes.protocol.numbers import with_whole_numbers
 from molecule_hermes.storage.base import ENDED
@@ -45,6 +48,9 @@ MAX_CONFIG = 16 * 1024
 _CONNECTIONS = 256
 _BACKOFF = Backoff(first=0.5, longest=30.0, jitter=0.2)
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+_Key: TypeAlias = tuple[str, str]
+"""A task and one of its webhooks."""
 
 
 class PushConfigs(PushNotificationConfigStore):
@@ -120,7 +126,8 @@ class PushSender(PushNotificationSender):
         self._backoff = backoff
         self._timeout = timeout
         self._flush_for = flush_for
-        self._lanes: dict[tuple[str, str], _Lane] = {}
+        self._queues: dict[_Key, deque[_Notification]] = {}
+        self._tasks = KeyedTasks(self._take, self._deliver)
         self._session: aiohttp.ClientSession | None = None
         self._announcer: asyncio.Task[None] | None = None
         self.failed = 0
@@ -128,7 +135,7 @@ class PushSender(PushNotificationSender):
 
     @property
     def waiting(self) -> int:
-        return sum(len(lane.events) for lane in self._lanes.values())
+        return sum(map(len, self._queues.values()))
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -141,14 +148,12 @@ class PushSender(PushNotificationSender):
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        workers = [lane.worker for lane in self._lanes.values() if lane.worker is not None]
-        if self._announcer is not None:
-            workers.append(self._announcer)
-        if workers:
-            await asyncio.wait(workers, timeout=self._flush_for)
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._flush_for):
+                if self._announcer is not None:
+                    await self._announcer
+                await self._tasks.flush()
+        await self._tasks.close()
         if self._session is not None:
             await self._session.close()
 
@@ -174,36 +179,32 @@ class PushSender(PushNotificationSender):
         return True
 
     async def send_notification(self, task_id: str, event: PushNotificationEvent) -> None:
-        """Puts the event in the lane of each webhook; sends nothing itself."""
+        """Queues the event for each webhook; sends nothing itself."""
         configs = await self.configs.get_info_for_dispatch(task_id)
         if not configs:
             return
         body = with_whole_numbers(MessageToDict(to_stream_response(event)))
         droppable = isinstance(event, TaskArtifactUpdateEvent)
         for config in configs:
-            self._enqueue((task_id, config.id), _Notification(config, body, droppable))
+            self._enqueue(_Notification(task_id, config, body, droppable))
         if isinstance(event, Task | TaskStatusUpdateEvent) and event.status.state in ENDED:
             self.configs.ended(task_id)
 
-    def _enqueue(self, key: tuple[str, str], notification: _Notification) -> None:
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = _Lane()
-            lane.worker = asyncio.create_task(self._work(key, lane), name=f"push:{key[0]}")
-        lane.events.append(notification)
-        if len(lane.events) > self._max_waiting:
+    def _enqueue(self, notification: _Notification) -> None:
+        queue = self._queues.setdefault(notification.key, deque())
+        queue.append(notification)
+        if len(queue) > self._max_waiting:
             self.failed += 1
-            lane.drop_one()
+            queue.remove(_most_expendable(queue))
+        self._tasks.wake(notification.key)
 
-    async def _work(self, key: tuple[str, str], lane: _Lane) -> None:
-        """Lives for as long as its lane has something to send."""
-        try:
-            while lane.events:
-                await self._deliver(key[0], lane.events.popleft())
-        finally:
-            del self._lanes[key]
+    def _take(self, key: _Key) -> _Notification | None:
+        if queue := self._queues.get(key):
+            return queue.popleft()
+        self._queues.pop(key, None)
+        return None
 
-    async def _deliver(self, task_id: str, notification: _Notification) -> None:
+    async def _deliver(self, notification: _Notification) -> None:
         for attempt in range(1, self._attempts + 1):
             status = await self._post(notification)
             if 200 <= status < 300:
@@ -212,7 +213,9 @@ class PushSender(PushNotificationSender):
                 break
             await asyncio.sleep(self._backoff.delay(attempt))
         self.failed += 1
-        logger.warning("a push notification of task %s was given up (%s)", task_id, status)
+        logger.warning(
+            "a push notification of task %s was given up (%s)", notification.task_id, status
+        )
 
     async def _post(self, notification: _Notification) -> int:
         """The webhook's status; 503 stands for no answer, 403 for an address that is not called."""
@@ -233,26 +236,21 @@ class PushSender(PushNotificationSender):
             return 503
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Notification:
-    __slots__ = ("body", "config", "droppable")
+    task_id: str
+    config: TaskPushNotificationConfig
+    body: dict[str, Any]
+    droppable: bool
 
-    def __init__(
-        self, config: TaskPushNotificationConfig, body: dict[str, Any], droppable: bool
-    ) -> None:
-        self.config = config
-        self.body = body
-        self.droppable = droppable
+    @property
+    def key(self) -> _Key:
+        return self.task_id, self.config.id
 
 
-class _Lane:
-    def __init__(self) -> None:
-        self.events: deque[_Notification] = deque()
-        self.worker: asyncio.Task[None] | None = None
-
-    def drop_one(self) -> None:
-        """The oldest piece of text; states only when there is nothing else, and never the last."""
-        oldest = next((event for event in self.events if event.droppable), self.events[0])
-        self.events.remove(oldest)
+def _most_expendable(queue: deque[_Notification]) -> _Notification:
+    """The oldest piece of text, else the oldest state; so the last state always stays."""
+    return next((item for item in queue if item.droppable), queue[0])
 
 
 def _headers(config: TaskPushNotificationConfig) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from molecule_hermes.plugin.outbox import Outbox, Parcel
+from molecule_hermes.plugin.outbox import Outbox
 from molecule_hermes.wire import Callback, Delta, Final, Usage
 
 KEY = "0123456789abcdef-bench"
@@ -77,10 +77,10 @@ class FakeHermes:
         chat, name, url = message["chat_id"], message["message_id"], message["callback_url"]
         numbers, pieces = itertools.count(), list(reply_to(message["content"]))
         for piece in pieces:
-            self._outbox.put(Parcel(url, Callback(chat, name, piece, Delta()), numbers))
+            self._outbox.put(url, Callback(chat, name, piece, Delta()), numbers)
             await asyncio.sleep(0)
         final = Final(usage=Usage(1, 1, 2, "fake"))
-        self._outbox.put(Parcel(url, Callback(chat, name, "".join(pieces), final), numbers))
+        self._outbox.put(url, Callback(chat, name, "".join(pieces), final), numbers)
 
     async def _wait(self) -> None:
         self.held += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,6 @@ from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.files import save
 from molecule_hermes.plugin.hooks import Hooks
 from molecule_hermes.plugin.ledger import Ledger
-from molecule_hermes.plugin.outbox import Parcel
 from molecule_hermes.wire import Attachment, Callback, File, Inbound, Notice
 
 
@@ -26,8 +26,8 @@ class Sent:
     def __init__(self) -> None:
         self.callbacks: list[Callback] = []
 
-    def put(self, parcel: Parcel) -> None:
-        self.callbacks.append(parcel.callback)
+    def put(self, url: str, callback: Callback, numbers: Iterator[int]) -> None:
+        self.callbacks.append(callback)
 
 
 @pytest.fixture

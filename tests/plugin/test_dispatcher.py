@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -9,7 +9,7 @@ import pytest
 
 from molecule_hermes.plugin.dispatcher import Dispatcher, NotAChoiceError, UnknownNameError
 from molecule_hermes.plugin.ledger import Ledger, Question, Turn
-from molecule_hermes.plugin.outbox import Outbox, Parcel
+from molecule_hermes.plugin.outbox import Outbox
 from molecule_hermes.wire import Answer, Approval, Callback, File, Final, Inbound, Notice, Push
 from tests.support.waiting import until
 
@@ -19,8 +19,8 @@ class FakeOutbox(Outbox):
         super().__init__()
         self.callbacks: list[Callback] = []
 
-    def put(self, parcel: Parcel) -> None:
-        self.callbacks.append(parcel.callback)
+    def put(self, url: str, callback: Callback, numbers: Iterator[int]) -> None:
+        self.callbacks.append(callback)
 
 
 class FakeGateway:

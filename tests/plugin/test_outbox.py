@@ -2,14 +2,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from aiohttp import web
 
-from molecule_hermes.plugin.outbox import Outbox, Parcel
+from molecule_hermes.backoff import Backoff
+from molecule_hermes.plugin.outbox import Outbox
+from molecule_hermes.transports.plugin.replies import Replies
+from molecule_hermes.turns.model import Completed, TextDelta, ToolProgress
 from molecule_hermes.wire import Body, Callback, Delta, File, Final, Notice, Push, Tool
 from tests.support.gateway import CallbackServer, callback_server
-from tests.support.serving import free_port
+from tests.support.serving import free_port, serve
 from tests.support.waiting import until
 
 
@@ -20,7 +25,7 @@ async def server() -> AsyncIterator[CallbackServer]:
 
 
 class Sender:
-    """The parcels of one message."""
+    """Queues the callbacks of one message."""
 
     def __init__(self, outbox: Outbox, url: str, message: str = "m", chat: str = "c") -> None:
         self._outbox, self._url, self._message, self._chat = outbox, url, message, chat
@@ -28,7 +33,7 @@ class Sender:
 
     def put(self, body: Body, content: str = "") -> None:
         callback = Callback(self._chat, self._message, content, body)
-        self._outbox.put(Parcel(self._url, callback, self._numbers))
+        self._outbox.put(self._url, callback, self._numbers)
 
 
 async def test_callbacks_arrive_in_order_and_numbered(server: CallbackServer) -> None:
@@ -47,7 +52,9 @@ async def test_deltas_that_wait_are_merged_without_a_gap(server: CallbackServer)
     server.hang = asyncio.Event()
     async with Outbox() as outbox:
         sender = Sender(outbox, server.url)
-        for word in ("a", "b", "c", "d"):
+        sender.put(Delta(), "a")
+        await server.arrived.wait()
+        for word in ("b", "c", "d"):
             sender.put(Delta(), word)
         sender.put(Tool("t", "start"))
         sender.put(Delta(), "old")
@@ -64,6 +71,110 @@ async def test_deltas_that_wait_are_merged_without_a_gap(server: CallbackServer)
     ]
 
 
+async def test_a_gap_is_remembered_until_the_final_also_when_nothing_waits(
+    server: CallbackServer,
+) -> None:
+    server.refuse.extend([400])
+    async with Outbox() as outbox:
+        sender = Sender(outbox, server.url)
+        sender.put(Delta(), "lost ")
+        await until(lambda: len(outbox) == 0)
+        sender.put(Delta(), "tail")
+        await until(lambda: len(outbox) == 0)
+        sender.put(Final(), "lost tail")
+        await server.final("m")
+    assert [c.body.type for c in server.taken] == ["final"]
+
+
+async def test_a_single_callback_is_posted_by_itself_and_several_as_a_batch(
+    server: CallbackServer,
+) -> None:
+    server.hang = asyncio.Event()
+    async with Outbox() as outbox:
+        sender, other = Sender(outbox, server.url), Sender(outbox, server.url, "m2", "c2")
+        sender.put(Notice(), "alone")
+        await server.arrived.wait()
+        for number in range(200):
+            sender.put(Tool("t", "start", str(number)))
+            other.put(Tool("t", "start", str(number)))
+        sender.put(Final(), "done")
+        server.hang.set()
+        await server.final("m")
+    assert server.bodies[0]["content"] == "alone"
+    sizes = [len(body["batch"]) for body in server.bodies[1:]]
+    assert sizes == [256, 145]
+    # Chats take turns, so that one with a long queue does not hold up another.
+    assert [item["reply_to"] for item in server.bodies[1]["batch"]] == ["m", "m2"] * 128
+
+
+async def test_2000_callbacks_need_few_requests(server: CallbackServer) -> None:
+    async with Outbox(max_waiting=2000) as outbox:
+        sender = Sender(outbox, server.url)
+        for number in range(1000):
+            sender.put(Delta(), f"word{number} ")
+            sender.put(Tool("t", "start"))
+            await asyncio.sleep(0)
+        sender.put(Final(), "done")
+        await server.final("m")
+    assert [c.seq for c in server.taken] == list(range(2001))
+    assert server.requests < 200
+
+
+async def test_large_callbacks_do_not_share_a_batch(server: CallbackServer) -> None:
+    async with Outbox() as outbox:
+        sender = Sender(outbox, server.url)
+        for _ in range(4):
+            sender.put(File("f", "a/b", data=bytes(700_000)))
+        sender.put(Final())
+        await server.final("m")
+    assert server.requests == 4
+
+
+class LossyBridge:
+    """Takes callbacks as the bridge does, but fails requests, before or after it took them."""
+
+    def __init__(self, seed: int) -> None:
+        self.replies = Replies()
+        self._random = random.Random(seed)
+
+    async def handle(self, request: web.Request) -> web.Response:
+        callbacks = Callback.parse_batch(await request.read())
+        fate = self._random.choice(["ok", "ok", "unavailable", "lost answer"])
+        if fate != "unavailable":
+            for callback in callbacks:
+                self.replies.take(callback)
+        return web.json_response({"ok": fate == "ok"}, status=200 if fate == "ok" else 503)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_every_callback_arrives_once_and_in_order_whatever_requests_fail(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("molecule_hermes.plugin.outbox._BATCH", 16)
+    monkeypatch.setattr("molecule_hermes.plugin.outbox._BACKOFF", Backoff(0.001, 0.01))
+    bridge = LossyBridge(seed)
+    app = web.Application()
+    app.router.add_post("/", bridge.handle)
+    names = [f"m{number}" for number in range(5)]
+    async with serve(app) as url, Outbox(retry_transient_for=60) as outbox:
+        pending = [bridge.replies.register(name) for name in names]
+        senders = [Sender(outbox, f"{url}/", name, name) for name in names]
+        for number in range(40):
+            for sender in senders:
+                sender.put(Delta(), f"{number} ")
+                sender.put(Tool("t", "start", str(number)))
+            await asyncio.sleep(0)
+        for sender in senders:
+            sender.put(Final(), "done")
+        for reply in pending:
+            events = [await asyncio.wait_for(reply.next(), 30) for _ in range(81)]
+            texts = [event.text for event in events if isinstance(event, TextDelta)]
+            previews = [event.preview for event in events if isinstance(event, ToolProgress)]
+            assert texts == [f"{number} " for number in range(40)]
+            assert previews == [str(number) for number in range(40)]
+            assert events[-1] == Completed("done")
+
+
 async def test_a_final_is_sent_until_it_is_taken(server: CallbackServer) -> None:
     server.refuse.extend([503, 500, 502])
     async with Outbox() as outbox:
@@ -77,13 +188,29 @@ async def test_a_refused_callback_is_not_sent_again(server: CallbackServer, stat
     async with Outbox() as outbox:
         sender = Sender(outbox, server.url)
         sender.put(Notice(), "refused")
+        await server.arrived.wait()
         sender.put(Final(), "done")
         await server.final("m")
     assert [c.content for c in server.taken] == ["done"]
 
 
-async def test_text_with_a_hole_is_not_continued(server: CallbackServer) -> None:
-    server.refuse.extend([400])
+async def test_of_a_refused_batch_only_the_callback_at_fault_is_lost(
+    server: CallbackServer,
+) -> None:
+    # The batch, then the second of its callbacks.
+    server.refuse.extend([400, 200, 400])
+    async with Outbox() as outbox:
+        sender = Sender(outbox, server.url)
+        for text in ("first", "at fault", "third"):
+            sender.put(Notice(), text)
+        sender.put(Final(), "done")
+        await server.final("m")
+    assert [(c.content, c.seq) for c in server.taken] == [("third", 2), ("done", 3)]
+
+
+async def test_text_with_a_gap_is_not_continued(server: CallbackServer) -> None:
+    # The batch, then the first of its callbacks.
+    server.refuse.extend([400, 400])
     async with Outbox() as outbox:
         sender = Sender(outbox, server.url)
         sender.put(Delta(), "lost ")
@@ -112,8 +239,8 @@ async def test_one_dead_server_holds_up_only_its_own(server: CallbackServer) -> 
             hung.hang.set()
 
 
-async def test_a_full_lane_drops_what_passes_and_keeps_the_final() -> None:
-    async with Outbox(max_parcels=5, max_file_bytes=100) as outbox:
+async def test_a_full_queue_drops_transient_callbacks_and_keeps_finals() -> None:
+    async with Outbox(max_waiting=5, max_file_bytes=100) as outbox:
         sender = Sender(outbox, f"http://127.0.0.1:{free_port()}/")
         for number in range(50):
             sender.put(Notice(), str(number))
@@ -122,27 +249,27 @@ async def test_a_full_lane_drops_what_passes_and_keeps_the_final() -> None:
         assert len(outbox) == 5
         for _ in range(8):
             sender.put(Final())
-        assert len(outbox) == 9
+        assert len(outbox) == 8
         await outbox.close()
 
 
-async def test_a_file_for_which_there_is_no_room_is_told(server: CallbackServer) -> None:
+async def test_a_notice_replaces_a_file_for_which_there_is_no_room(server: CallbackServer) -> None:
     async with Outbox(max_file_bytes=100) as outbox:
         sender = Sender(outbox, server.url)
         for name in ("a", "b"):
             sender.put(File(name, "a/b", data=bytes(60)), "a caption")
         sender.put(Final())
-        await server.final("m")
+        await until(lambda: len(outbox) == 0)
         sender.put(File("c", "a/b", data=bytes(60)))
         await server.until(lambda: len(server.taken) == 4)
     first, second, _, later = server.taken
     assert isinstance(first.body, File)
     assert isinstance(second.body, Notice)
-    assert second.content == "the file b was not handed over: too many files wait"
+    assert second.content == "the file b was not delivered: too many files are waiting"
     assert isinstance(later.body, File)
 
 
-async def test_closing_sends_what_is_left_but_waits_no_longer_than_told(
+async def test_closing_sends_what_is_left_within_its_time(
     server: CallbackServer,
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -168,7 +295,8 @@ async def test_an_endless_failure_is_given_up() -> None:
 async def test_a_final_that_the_bridge_refuses_ends_the_turn_all_the_same(
     server: CallbackServer,
 ) -> None:
-    server.refuse = [200, 400]
+    # The batch, then the second of its callbacks.
+    server.refuse = [400, 200, 400]
     async with Outbox() as outbox:
         sender = Sender(outbox, server.url)
         sender.put(Notice(), "first")

@@ -238,7 +238,8 @@ def test_the_plugin_imports_without_hermes_and_without_the_bridge() -> None:
         "roots = {name.split('.')[0] for name in sys.modules}\n"
         "assert not roots & {'gateway', 'tools', 'agent', 'a2a', 'starlette', 'httpx'}, roots\n"
         "ours = {n for n in sys.modules if n.startswith('molecule_hermes.')}\n"
-        "rooms = ('plugin', 'wire', 'errors', 'provider_errors', 'text', 'backoff')\n"
+        "rooms = ('plugin', 'wire', 'errors', 'provider_errors', 'text', 'backoff',"
+        " 'keyed_tasks')\n"
         "known = tuple('molecule_hermes.' + n for n in rooms)\n"
         "assert all(n.startswith(known) for n in ours), ours\n"
     )

@@ -50,7 +50,7 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class CallbackServer:
-    """What the bridge would be: takes callbacks, in the order they come."""
+    """In the place of the bridge: takes callbacks in the order in which they come."""
 
     url: str
     taken: list[Callback] = field(default_factory=list)
@@ -58,20 +58,30 @@ class CallbackServer:
     secrets: list[str | None] = field(default_factory=list)
     refuse: list[int] = field(default_factory=list)
     hang: asyncio.Event | None = None
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    """The requests that were taken: one callback each, or a batch."""
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a request has come, also while it hangs."""
     _news: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def handle(self, request: web.Request) -> web.Response:
+        self.arrived.set()
         if self.hang is not None:
             await self.hang.wait()
         if self.refuse:
             return web.json_response({"ok": False}, status=self.refuse.pop(0))
         body = await request.json()
         async with self._news:
-            self.raw.append(body)
+            self.bodies.append(body)
+            self.raw.extend(body.get("batch", [body]))
             self.secrets.append(request.headers.get(SECRET_HEADER))
-            self.taken.append(Callback.parse(body))
+            self.taken.extend(Callback.parse_batch(body))
             self._news.notify_all()
         return web.json_response({"ok": True})
+
+    @property
+    def requests(self) -> int:
+        return len(self.bodies)
 
     def of(self, message_id: str) -> list[Callback]:
         return [callback for callback in self.taken if callback.reply_to == message_id]
