@@ -64,6 +64,7 @@ class Gateway:
         restart_window: float = 300.0,
         stop_timeout: float = 10.0,
         start_timeout: float = 120.0,
+        backoff: Backoff = _RESTART,
         on_change: Callable[[str], None] = logger.info,
     ) -> None:
         self.home = home
@@ -76,6 +77,7 @@ class Gateway:
         self._restart_window = restart_window
         self._stop_timeout = stop_timeout
         self._start_timeout = start_timeout
+        self._backoff = backoff
         self._on_change = on_change
         self.hasten = asyncio.Event()
         """Set to kill Hermes instead of waiting for it at the end."""
@@ -196,7 +198,7 @@ class Gateway:
                     f"ready (the last time with code {code})",
                     f"its log is {self.log_file}; the last lines:\n{self.log_tail()}",
                 )
-            wait = _RESTART.delay(deaths)
+            wait = self._backoff.delay(deaths)
             self._on_change(f"Hermes ended with code {code}; starting it again in {wait:g} s")
             await asyncio.sleep(wait)
             self.restarts += 1

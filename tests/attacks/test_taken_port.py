@@ -1,64 +1,78 @@
-"""A tool that kills Hermes and takes its port for a while takes it from nobody for good."""
+"""A tool that kills Hermes and takes its port for a while does not stop Hermes for good."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
+from molecule_hermes.backoff import Backoff
 from molecule_hermes.errors import Unreachable
 from molecule_hermes.hermes.process import Gateway
 from tests.hermes.test_process import DIES, gateway
 from tests.support.waiting import until
 
-# The first life serves until it is killed. The others find the port taken.
+# The first process serves until it is killed. The later ones find the port taken.
 STAYS_DEAF = "import time; time.sleep(60)"
 EXITS = (
     f"import os, time; os.path.exists('once') and exec({DIES!r}); open('once', 'w'); time.sleep(60)"
 )
+START_TIMEOUT = 1.0
+SOON = Backoff(first=0.05, longest=0.1)
 
 
 class Port:
-    """Serves while it is not taken."""
+    """Answers the gateway's check while it is not taken."""
 
-    taken = False
+    def __init__(self) -> None:
+        self.taken = False
+        self.served = asyncio.Event()
 
     async def check(self) -> None:
         if self.taken:
-            raise Unreachable("somebody else has the port")
-
-
-async def until_lives(running: Gateway, lives: int) -> None:
-    while running.restarts < lives or running.pid is None:
-        assert running._supervisor is not None
-        assert not running._supervisor.done()
-        await asyncio.sleep(0.02)
+            raise Unreachable("another process has the port")
+        self.served.set()
 
 
 async def kill_and_take(running: Gateway, port: Port) -> None:
-    await until(lambda: running._has_served)
+    await asyncio.wait_for(port.served.wait(), 20)
     port.taken = True
-    assert running._process is not None
-    running._process.kill()
+    port.served.clear()
+    assert running.pid is not None
+    os.kill(running.pid, signal.SIGKILL)
+
+
+async def until_restarted(running: Gateway, times: int) -> None:
+    """Waits for that many restarts; fails when the gateway is given up instead."""
+    given_up = asyncio.create_task(running.failed())
+    try:
+        await until(lambda: given_up.done() or running.restarts >= times)
+        assert not given_up.done()
+    finally:
+        given_up.cancel()
+        await asyncio.gather(given_up, return_exceptions=True)
 
 
 async def test_a_hermes_that_runs_without_its_port_is_started_again(tmp_path: Path) -> None:
     port = Port()
-    made = gateway(tmp_path, STAYS_DEAF, start_timeout=0.5, max_restarts=0)
+    made = gateway(tmp_path, STAYS_DEAF, start_timeout=START_TIMEOUT, max_restarts=0, backoff=SOON)
     made.watch(port.check)
-    async with made as running, asyncio.timeout(20):
+    async with made as running:
         await kill_and_take(running, port)
-        await until_lives(running, 2)
+        await until_restarted(running, 2)
         port.taken = False
-        deaf = running.pid
-        await asyncio.sleep(1.0)
-        assert running.pid == deaf
+        await asyncio.wait_for(port.served.wait(), 20)
+        restarts = running.restarts
+        await asyncio.sleep(START_TIMEOUT * 1.2)  # a process that serves is not killed for it
+        assert running.restarts == restarts
 
 
 async def test_a_hermes_that_served_and_now_cannot_start_does_not_end_it(tmp_path: Path) -> None:
     port = Port()
-    made = gateway(tmp_path, EXITS, max_restarts=0)
+    made = gateway(tmp_path, EXITS, max_restarts=0, backoff=SOON)
     made.watch(port.check)
-    async with made as running, asyncio.timeout(20):
+    async with made as running:
         await until((made.home.path / "once").exists)
         await kill_and_take(running, port)
-        await until_lives(running, 2)
+        await until_restarted(running, 3)
