@@ -69,6 +69,10 @@ def test_importing_the_package_loads_none_of_its_modules() -> None:
     assert run.stdout.splitlines() == ["[]", "[]"]
 
 
+def test_type_checkers_use_the_packages_annotations() -> None:
+    assert (Path(molecule_hermes.__path__[0]) / "py.typed").is_file()
+
+
 def test_the_docs_name_every_public_name() -> None:
     text = (ROOT / "docs" / "embedding.md").read_text()
     for name in molecule_hermes.__all__:
