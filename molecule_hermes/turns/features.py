@@ -1,4 +1,4 @@
-"""What each way to Hermes can do: the one source of card, docs/features.md and tests."""
+"""What each transport supports: the single source of the card, docs/features.md and the tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TransportName = Literal["plugin", "chat"]
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What is said of a feature; what begins with "no" is not there."""
+    """One row of the table. A cell that begins with "no" means that the feature is missing."""
 
     what: str
     plugin: str
@@ -21,18 +21,18 @@ class _Row:
 
 
 class Feature(Enum):
-    TEXT = _Row("text as it is written", "yes", "yes")
+    TEXT = _Row("text while it is being written", "yes", "yes")
     CORRECTIONS = _Row(
         "the artifact's text is the final answer, interim text replaced", "yes", "yes"
     )
     TOOLS = _Row("a status update when a tool starts and when it ends", "yes", "yes")
     TOOL_FIGURES = _Row(
-        "how long a tool took, and whether it worked", "yes", "no: Hermes does not say"
+        "how long a tool took, and whether it worked", "yes", "no: Hermes does not report it"
     )
     NOTICES = _Row(
         "Hermes's notices (retrying, compressing context, long running)",
         "yes",
-        "no: Hermes does not say; the bridge's own notices only",
+        "no: Hermes does not report them; the bridge's own notices only",
     )
     APPROVALS = _Row(
         "the peer is asked before a dangerous command",
@@ -44,16 +44,16 @@ class Feature(Enum):
         "CancelTask ends the task, keeps its text and frees the conversation", "yes", "yes"
     )
     CANCEL_TOOLS = _Row(
-        "CancelTask kills the tool that runs",
+        "CancelTask kills the running tool",
         "yes, within 3 s",
         "no: Hermes notices at its next write, up to 30 s later",
     )
     DOCUMENTS_IN = _Row("text documents and data parts in", "yes", "yes")
-    IMAGES_IN = _Row("images in, for a model that sees", "yes", "yes")
+    IMAGES_IN = _Row("images in, for a model that accepts images", "yes", "yes")
     FILES_IN = _Row("other files in, as files that tools can open", "yes", "no: refused by name")
     FILES_OUT = _Row("files that the agent delivers", "yes", "no: the agent can only name them")
     TOKENS = _Row("tokens used, duration and time to first text", "yes", "yes")
-    MODEL = _Row("the name of the model that answered", "yes", "no: Hermes does not say")
+    MODEL = _Row("the name of the model that answered", "yes", "no: Hermes does not report it")
     FAILURES = _Row("failures by kind, with a hint", "yes", "yes")
     SUBSCRIBE = _Row("SubscribeToTask gives the state so far, then the rest", "yes", "yes")
 
@@ -63,9 +63,9 @@ def features_of(transport: TransportName) -> frozenset[Feature]:
 
 
 def why_not(feature: Feature, transport: TransportName) -> str:
-    """Why it cannot be had this way; empty if it can."""
-    said = feature.value.plugin if transport == "plugin" else feature.value.chat
-    return said if said.startswith("no") else ""
+    """Why the transport does not support the feature; empty if it does."""
+    cell = feature.value.plugin if transport == "plugin" else feature.value.chat
+    return cell if cell.startswith("no") else ""
 
 
 def features_table() -> str:

@@ -43,7 +43,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message of a peer on its way to Hermes."""
+    """One message of a peer to Hermes."""
 
     message_id: str
     peer: str
@@ -58,12 +58,12 @@ class Turn:
 
     @property
     def size(self) -> int:
-        """Bytes that it holds while it waits, nearly."""
+        """Approximate number of bytes that the turn holds in memory."""
         return len(self.text) + sum(len(file.data) for file in self.attachments)
 
 
 def conversation_id(peer: str, context_id: str) -> str:
-    """Names the conversation `(peer, context_id)` in an alphabet that Hermes takes everywhere.
+    """Names the conversation `(peer, context_id)` in an alphabet that Hermes accepts everywhere.
 
     A hash, because both halves come from outside: no choice of context_id may reach another
     peer's conversation, a path, or Hermes's limit of 256 characters. The length in front of
@@ -75,7 +75,7 @@ def conversation_id(peer: str, context_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More of the reply. With `replace`, all text so far was not the answer and is replaced."""
+    """More text of the reply. With `replace`, it replaces all text so far."""
 
     text: str
     replace: bool = False
@@ -92,16 +92,16 @@ class ToolProgress:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something Hermes says about the turn (retrying, waiting), never part of the answer."""
+    """A remark about the turn (retrying, waiting). It is never part of the answer."""
 
     text: str
     withdraws: str = ""
-    """The id of a question that no longer waits for an answer."""
+    """The id of a question that Hermes no longer wants answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileProduced:
-    """A file the agent delivers: its bytes, or where it is."""
+    """A file that the agent delivers: its content, or its URL."""
 
     name: str
     media_type: str
@@ -112,7 +112,7 @@ class FileProduced:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Hermes asks before it goes on; an approval takes one of the choices."""
+    """Hermes waits for an answer of the peer. An approval accepts only one of the choices."""
 
     question_id: str
     kind: Literal["approval", "clarify"]
