@@ -224,7 +224,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
                 await self._dialogue.show(active, event)
                 if is_last(event):
                     return event
-        raise Interrupted("the transport stopped without an end")
+        raise Interrupted("the transport ended without a result")
 
     async def _end(self, active: ActiveTurn, last: End) -> None:
         """Emits the one terminal state."""

@@ -10,29 +10,29 @@ from molecule_hermes.backoff import Backoff
 from molecule_hermes.turns.features import Feature
 from molecule_hermes.turns.model import Turn, TurnEvent
 
-__all__ = ["BACKOFF", "QuestionGoneError", "Transport", "in_pieces"]
+__all__ = ["BACKOFF", "QuestionGoneError", "Transport", "as_payload"]
 
 BACKOFF = Backoff(first=0.5, longest=2.0)
-"""Between attempts to hand a message to Hermes."""
+"""The delays between attempts to send a message to Hermes."""
 
-_PIECE = 2**16
+_LARGE = 2**16
 
 
 class QuestionGoneError(LookupError):
-    """The question no longer waits for an answer."""
+    """Hermes no longer waits for an answer to the question."""
 
 
 class Transport(Protocol):
-    """A way to reach Hermes, open for the life of the bridge."""
+    """A connection to Hermes, open for the life of the bridge."""
 
     @property
     def features(self) -> frozenset[Feature]:
-        """What a turn can do this way."""
+        """What turns can do through this transport."""
         ...
 
     @property
     def pending(self) -> int:
-        """Turns that wait for something from Hermes."""
+        """The number of turns that Hermes has not ended."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -40,26 +40,26 @@ class Transport(Protocol):
     async def __aexit__(self, *error: object) -> None: ...
 
     def run(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
-        """Runs the turn; the last event is exactly one of Completed, Failed and Canceled.
+        """Runs the turn. The last event is exactly one of Completed, Failed and Canceled.
 
-        Whoever closes the generator before that gives the turn up, and Hermes is told to stop.
+        Closing the generator before that event stops the turn.
         """
         ...
 
     async def cancel(self, turn: Turn) -> None:
-        """Stops a running turn, whose `run` then ends with Canceled. No-op for any other."""
+        """Stops a running turn; its `run` then ends with Canceled. Does nothing for other turns."""
         ...
 
     async def answer(self, turn: Turn, question_id: str, answer: str) -> None:
-        """Answers a question of the turn; raises `QuestionGoneError`, or a `TurnFailure`."""
+        """Answers a question of the turn. Raises `QuestionGoneError` or a `TurnFailure`."""
         ...
 
     async def check(self) -> None:
-        """Raises the `TurnFailure` that a turn would meet now, if Hermes is not ready."""
+        """Raises the `TurnFailure` that a turn would end with now; returns if Hermes is ready."""
         ...
 
 
-def in_pieces(body: bytes) -> bytes | io.BytesIO:
-    """The body for aiohttp, which writes a file piece by piece and bytes in one go: with files in
-    it, that would hold up the event loop."""
-    return io.BytesIO(body) if len(body) > _PIECE else body
+def as_payload(body: bytes) -> bytes | io.BytesIO:
+    """Wraps a large body in a file: aiohttp writes files in chunks, but bytes in a single write,
+    which blocks the event loop."""
+    return io.BytesIO(body) if len(body) > _LARGE else body

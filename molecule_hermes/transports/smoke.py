@@ -1,4 +1,4 @@
-"""No Hermes at all: for images that are started only to see that they start."""
+"""A transport without Hermes, for images that are started only to test that they start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["SmokeTransport"]
 
 
 class SmokeTransport:
-    """Never ready; every turn fails at once and says why."""
+    """Never ready. Every turn fails at once and says why."""
 
     features = frozenset({Feature.TEXT})
     pending = 0

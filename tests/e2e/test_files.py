@@ -122,7 +122,7 @@ async def test_a_file_that_the_agent_makes_is_an_artifact(
     assert turn.states[-1] == "COMPLETED"
     if why_not(Feature.FILES_OUT, way):
         assert turn.file_parts == []
-        assert "files cannot be handed over by chat completions" in turn.progress
+        assert "files cannot be delivered over chat completions" in turn.progress
         return
     (file,) = turn.file_parts
     assert (file.filename, file.media_type, file.raw) == (name, media_type, data)

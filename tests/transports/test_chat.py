@@ -92,7 +92,7 @@ async def test_images_that_are_too_large_are_not_sent(
     events = await run(chat, replace(turn(), attachments=(large,)))
     assert failure(events) == "too_large"
     assert isinstance(events[-1], Failed)
-    assert "Hermes takes 10,000,000" in events[-1].failure.message
+    assert "Hermes accepts 10,000,000" in events[-1].failure.message
     assert hermes.requests == []
     fits = Attachment("a.png", "image/png", bytes(MAX_BODY * 3 // 4 - 1000))
     assert isinstance((await run(chat, replace(turn(), attachments=(fits,))))[-1], Completed)
@@ -103,7 +103,7 @@ async def test_a_file_that_the_agent_names_is_told_to_stay(
 ) -> None:
     hermes.replies = [streaming(*answer("Here.\n", "MEDIA:/srv/a.pdf"))]
     *_, notice, completed = await run(chat, turn())
-    assert notice == Notice("files cannot be handed over by chat completions")
+    assert notice == Notice("files cannot be delivered over chat completions")
     assert isinstance(completed, Completed)
 
 

@@ -286,7 +286,7 @@ async def test_a_hermes_that_is_started_again_is_waited_for(plugin: FakePlugin) 
     port = free_port()
     patient = PluginTransport(f"http://127.0.0.1:{port}", secret=SECRET, patient=True)
     async with asyncio.timeout(20), patient as transport, aclosing(transport.run(turn())) as events:
-        assert await anext(events) == Notice("Hermes is not there; trying again in 0.5 s")
+        assert await anext(events) == Notice("Hermes is not running; trying again in 0.5 s")
         async with serving(plugin, port):
             assert [event async for event in events][-1] == Completed("pong")
 
@@ -421,7 +421,7 @@ async def test_a_turn_that_is_cut_twice_leaves_nothing_behind(
         return True
 
     plugin.script = nothing
-    monkeypatch.setattr(transport, "_tell_to_stop", never)
+    monkeypatch.setattr(transport, "_post_cancel", never)
     running = asyncio.create_task(run(transport))
     async with asyncio.timeout(5):
         await until(lambda: transport.accepted)

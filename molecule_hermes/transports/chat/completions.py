@@ -1,4 +1,4 @@
-"""Parses what Hermes streams from `/chat/completions`; no I/O."""
+"""Parses the stream of `/chat/completions`. No I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_EVENT = 16 * 2**20
 
 
 class StreamError(ValueError):
-    """The stream holds something that is not a chat completion."""
+    """The stream is not one of chat completion chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Chunk:
 
 
 class EventStream:
-    """Server-sent events out of bytes, however these were cut: their name and their data."""
+    """Parses server-sent events, as pairs of name and data, from bytes in chunks of any size."""
 
     def __init__(self) -> None:
         self._line = bytearray()
@@ -38,7 +38,7 @@ class EventStream:
         self._size = 0
 
     def feed(self, received: bytes) -> Iterator[tuple[str, str]]:
-        """The events that are complete; raises `StreamError` when one has no end."""
+        """Yields the complete events. Raises `StreamError` when an event gets too large."""
         self._line += received
         *lines, self._line = self._line.split(b"\n") if b"\n" in received else [self._line]
         for line in lines:
@@ -50,7 +50,7 @@ class EventStream:
             if data:
                 yield name or "message", "\n".join(data)
         if self._size + len(self._line) > _MAX_EVENT:
-            raise StreamError("an event without an end")
+            raise StreamError("an event is too large")
 
     def _field(self, line: bytearray) -> None:
         name, _, value = line.decode("utf-8", "replace").partition(":")
@@ -84,9 +84,7 @@ def parse_chunk(data: str) -> Chunk:
 
 
 def readable(text: str) -> str:
-    """The text without halves of characters (`\\ud83d`), which JSON lets through and A2A's
-    protobuf refuses.
-    """
+    """The text without lone surrogates (`\\ud83d`), which JSON allows and protobuf refuses."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -134,7 +132,7 @@ def _usage(value: object) -> Usage:
 
 
 def _count(value: object) -> int:
-    """Within what JSON's numbers hold exactly; A2A's metadata takes no more."""
+    """A count that JSON and A2A's metadata represent exactly, otherwise 0."""
     if not isinstance(value, int) or isinstance(value, bool):
         return 0
     return value if 0 <= value < 2**53 else 0

@@ -1,4 +1,4 @@
-"""Hermes through its OpenAI-compatible API: `POST {base}/chat/completions`, streamed."""
+"""The transport to Hermes's OpenAI-compatible API: `POST {base}/chat/completions`, streamed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from molecule_hermes.errors import (
     Unreachable,
 )
 from molecule_hermes.provider_errors import failure_from_model_error
-from molecule_hermes.transports.base import BACKOFF, QuestionGoneError, in_pieces
+from molecule_hermes.transports.base import BACKOFF, QuestionGoneError, as_payload
 from molecule_hermes.transports.chat.completions import (
     Chunk,
     EventStream,
@@ -56,27 +56,27 @@ __all__ = ["MAX_BODY", "MAX_TEXT", "ChatTransport"]
 logger = logging.getLogger(__name__)
 
 MAX_TEXT = 65_536
-"""Hermes cuts a longer text without a word (gateway/platforms/api_server.py:126)."""
+"""Hermes truncates a longer text silently (gateway/platforms/api_server.py:126)."""
 
 MAX_BODY = 10_000_000
-"""Bytes of a request that Hermes takes (api_server.py:124)."""
+"""The largest request body that Hermes accepts, in bytes (api_server.py:124)."""
 
 MAX_REPLY = 8 * 2**20
-"""A reply beyond this is a runaway; it would be copied into every update of the task."""
+"""A longer reply is a runaway model. It would be copied into every update of the task."""
 
-# How an agent names a file to hand over; where Hermes streams, it leaves that in the text.
-_FILE_NAMED = re.compile(r"^[ \t]*MEDIA:[ \t]*\S", re.M)
-# Hermes sends a keep-alive every 30 s (measured), so a stream silent for three of them is dead.
+# How an agent marks a file for delivery. Hermes leaves the mark in streamed text.
+_FILE_MARK = re.compile(r"^[ \t]*MEDIA:[ \t]*\S", re.M)
+# Hermes sends a keep-alive every 30 s (measured): a stream that misses three of them is dead.
 _SILENCE = 100.0
 _OPENING = 32
 
 
-class _NotThere(Unreachable):
-    """Nobody listens, so nothing was sent."""
+class _NotListening(Unreachable):
+    """Nothing listens at the address, so nothing was sent."""
 
 
 class ChatTransport:
-    """One pooled client for the life of the process; one request per turn."""
+    """One HTTP client for the life of the process, and one request per turn."""
 
     features = features_of("chat")
 
@@ -91,13 +91,13 @@ class ChatTransport:
         connect_timeout: float = 5.0,
         backoff: Backoff = BACKOFF,
     ) -> None:
-        """`patient`: a Hermes that is not there is being started again, and worth waiting for."""
+        """With `patient`, turns wait for a Hermes that is not there: it is being restarted."""
         self._base_url = base_url.rstrip("/")
         self._api_key = api_key
         self._model = model
         self._system_prompt = system_prompt
         self._backoff = backoff
-        self._passing = (Busy, Draining, *((_NotThere,) if patient else ()))
+        self._retried = (Busy, Draining, *((_NotListening,) if patient else ()))
         self._timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=connect_timeout, sock_read=_SILENCE
         )
@@ -112,7 +112,7 @@ class ChatTransport:
         return len(self._readers)
 
     async def __aenter__(self) -> Self:
-        # A new session per turn would load the TLS store each time, about 40 ms of CPU.
+        # A session per turn would load the TLS certificates each time: about 40 ms of CPU.
         self._session = aiohttp.ClientSession(
             connector=_PacedConnector(limit=0),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -127,7 +127,7 @@ class ChatTransport:
             await session.close()
 
     async def check(self) -> None:
-        """`/models` needs the API key, so a wrong one shows here and not on the first turn."""
+        """Requests `/models`, which needs the API key: a wrong one fails here, not in a turn."""
         limit = aiohttp.ClientTimeout(total=5.0)
         try:
             url = f"{self._base_url}/models"
@@ -141,14 +141,14 @@ class ChatTransport:
             raise _refusal(status)
 
     async def run(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
-        """Yields what the reader task puts into the queue.
+        """Yields the events that the reader task puts into the queue.
 
-        The reader is a task of its own so that a cancel reaches the socket, and never the
-        consumer in the middle of handling an event.
+        The reader is a separate task so that a cancel interrupts the socket, and never the
+        consumer while it handles an event.
         """
         events: asyncio.Queue[TurnEvent] = asyncio.Queue()
         reader = asyncio.create_task(self._read(turn, events), name=f"chat:{turn.message_id}")
-        reader.add_done_callback(partial(_tell_if_canceled, events))
+        reader.add_done_callback(partial(_put_canceled, events))
         self._readers[turn.message_id] = reader
         try:
             while True:
@@ -163,12 +163,12 @@ class ChatTransport:
                 await reader
 
     async def cancel(self, turn: Turn) -> None:
-        """Closes the stream; Hermes interrupts its agent at the next write."""
+        """Closes the stream. Hermes interrupts its agent at the next write."""
         if reader := self._readers.get(turn.message_id):
             reader.cancel()
 
     async def answer(self, turn: Turn, question_id: str, answer: str) -> None:
-        """Hermes has no way to ask here: a dangerous command is refused by its tool."""
+        """Hermes asks nothing over chat completions: its tools refuse dangerous commands."""
         raise QuestionGoneError(question_id)
 
     async def _read(self, turn: Turn, events: asyncio.Queue[TurnEvent]) -> None:
@@ -185,14 +185,14 @@ class ChatTransport:
     async def _request(self, turn: Turn, events: asyncio.Queue[TurnEvent]) -> Completed:
         if len(turn.text) > MAX_TEXT:
             raise TooLarge(
-                f"the message has {len(turn.text):,} characters; Hermes takes {MAX_TEXT:,}"
+                f"the message has {len(turn.text):,} characters; Hermes accepts {MAX_TEXT:,}"
             )
         body = self._body(turn)
         delays = self._backoff.delays()
         while True:
             try:
                 return await self._attempt(turn, body, events)
-            except self._passing as failure:
+            except self._retried as failure:
                 # Refused before anything ran, so a retry cannot run the turn twice. The executor
                 # bounds all attempts together by the turn's timeout.
                 delay = next(delays)
@@ -207,7 +207,7 @@ class ChatTransport:
         body = json.dumps(request, ensure_ascii=False).encode()
         if len(body) > MAX_BODY:
             raise TooLarge(
-                f"the message takes {len(body):,} bytes with its images; Hermes takes "
+                f"the message has {len(body):,} bytes with its images; Hermes accepts "
                 f"{MAX_BODY:,} over chat completions",
                 hint="send smaller or fewer images at once",
             )
@@ -220,7 +220,7 @@ class ChatTransport:
         try:
             async with self._open_session().post(
                 f"{self._base_url}/chat/completions",
-                data=in_pieces(body),
+                data=as_payload(body),
                 headers={
                     "Content-Type": "application/json",
                     "X-Hermes-Session-Id": turn.conversation,
@@ -230,15 +230,15 @@ class ChatTransport:
                 return await reply.read(await _stream(response))
         except StreamError as error:
             raise InternalFailure(
-                "Hermes answered something that is not a chat completion",
-                hint="check that HERMES_API_BASE is a Hermes API server",
+                "the response of Hermes is not a chat completion",
+                hint="check that HERMES_API_BASE is the address of a Hermes API server",
             ) from error
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise self._unreachable() from error  # nothing of the request left
+            raise self._unreachable() from error  # nothing was sent
         except TimeoutError as error:
             raise TurnTimeout(f"Hermes was silent for {_SILENCE:g} s") from error
         except aiohttp.ClientError as error:
-            raise Interrupted("the stream from Hermes broke off") from error
+            raise Interrupted("the stream from Hermes was cut") from error
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -246,12 +246,12 @@ class ChatTransport:
         return self._session
 
     def _unreachable(self) -> Unreachable:
-        return _NotThere(f"Hermes does not answer at {self._base_url}")
+        return _NotListening(f"Hermes does not answer at {self._base_url}")
 
 
 class _PacedConnector(aiohttp.TCPConnector):
-    """Opens a few connections at a time. A thousand turns at once would otherwise hold all that
-    it takes to open one a thousand times: 4 KiB for each turn in flight."""
+    """Opens a limited number of connections at a time. Opening one takes about 4 KiB, which
+    a thousand turns at once would otherwise hold together."""
 
     def __init__(self, *, limit: int) -> None:
         super().__init__(limit=limit)
@@ -262,8 +262,8 @@ class _PacedConnector(aiohttp.TCPConnector):
             return await super().connect(*args, **more)
 
 
-def _tell_if_canceled(events: asyncio.Queue[TurnEvent], reader: asyncio.Task[None]) -> None:
-    """Not by the reader itself: what is canceled before it begins never does begin."""
+def _put_canceled(events: asyncio.Queue[TurnEvent], reader: asyncio.Task[None]) -> None:
+    """A done callback, because a task that is canceled before its first step never runs."""
     if reader.cancelled():
         events.put_nowait(Canceled())
 
@@ -271,8 +271,8 @@ def _tell_if_canceled(events: asyncio.Queue[TurnEvent], reader: asyncio.Task[Non
 class _Reply:
     """Collects one streamed reply.
 
-    Hermes's deltas are interim text, tools, and the answer in one flow. What stands
-    before a tool call is interim: the text after the last one is the answer.
+    Hermes streams interim text, tool calls and the answer together. Text before a tool call is
+    interim; the text after the last one is the answer.
     """
 
     def __init__(self, events: asyncio.Queue[TurnEvent]) -> None:
@@ -306,12 +306,12 @@ class _Reply:
     def _text(self, text: str) -> None:
         first = not self._segment
         if first and self._interim:
-            text = text.lstrip("\n")  # Hermes parts the segments by a blank line of its own
+            text = text.lstrip("\n")  # Hermes separates the segments by a blank line
         if not text:
             return
         self._size += len(text)
         if self._size > MAX_REPLY:
-            raise TooLarge("the reply is too long to pass on", hint="ask for less at once")
+            raise TooLarge("the reply is too long", hint="ask for less at once")
         self._segment.append(text)
         self._events.put_nowait(TextDelta(text, replace=first and bool(self._interim)))
 
@@ -325,13 +325,13 @@ class _Reply:
             self._events.put_nowait(Notice("the reply was cut at the model's output limit"))
         if not text.strip():
             raise EmptyReply()
-        if _FILE_NAMED.search(text):
-            self._events.put_nowait(Notice("files cannot be handed over by chat completions"))
+        if _FILE_MARK.search(text):
+            self._events.put_nowait(Notice("files cannot be delivered over chat completions"))
         return Completed(text, finish.usage)
 
 
 def _content(turn: Turn) -> str | list[dict[str, Any]]:
-    """The text, with images as parts beside it."""
+    """The text, and the images as further parts."""
     if not turn.attachments:
         return turn.text
     parts: list[dict[str, Any]] = [{"type": "text", "text": turn.text}] if turn.text else []
@@ -345,25 +345,26 @@ def _content(turn: Turn) -> str | list[dict[str, Any]]:
 _REFUSALS: Mapping[int, Callable[[], TurnFailure]] = {
     401: lambda: AuthFailure(
         "Hermes refused the bridge's API key",
-        hint="API_SERVER_KEY must be the same for the bridge and for Hermes",
+        hint="set API_SERVER_KEY to the same value for the bridge and for Hermes",
     ),
     404: lambda: Unreachable(
-        "no chat completions at that address", hint="HERMES_API_BASE usually ends in /v1"
+        "there is no chat completions API at that address",
+        hint="HERMES_API_BASE usually ends in /v1",
     ),
     413: TooLarge,
-    429: lambda: Busy("Hermes runs as many turns as it may"),
+    429: lambda: Busy("Hermes is at its limit of concurrent turns"),
     503: lambda: Draining("Hermes is starting or shutting down"),
 }
 
 
 def _refusal(status: int, detail: str = "") -> TurnFailure:
-    """Names what an HTTP status of Hermes's API server means for the turn."""
+    """The failure that an HTTP status of Hermes's API server means for the turn."""
     if status in _REFUSALS:
         return _REFUSALS[status]()
     if 300 <= status < 400:
         return Unreachable(
-            "what answers in Hermes's place redirects elsewhere",
-            hint="HERMES_API_BASE must be the address of Hermes itself",
+            "the server at Hermes's address redirects elsewhere",
+            hint="set HERMES_API_BASE to the address of Hermes itself",
         )
     if status >= 500:
         return failure_from_model_error(detail, status)
@@ -376,14 +377,14 @@ async def _stream(response: aiohttp.ClientResponse) -> aiohttp.StreamReader:
     if response.status != 200:
         raise _refusal(response.status, await _error_text(response))
     if response.content_type != "text/event-stream":
-        raise StreamError("not a stream of events")
+        raise StreamError("not an event stream")
     return response.content
 
 
 async def _error_text(response: aiohttp.ClientResponse, limit: int = 64 * 1024) -> str:
-    """What an error body says, read up to a limit."""
+    """The message in an error body, of which at most `limit` bytes are read."""
     body = bytearray()
-    with contextlib.suppress(aiohttp.ClientError, TimeoutError):  # as much as came
+    with contextlib.suppress(aiohttp.ClientError, TimeoutError):  # keep what has arrived
         async for piece in response.content.iter_any():
             body += piece
             if len(body) >= limit:

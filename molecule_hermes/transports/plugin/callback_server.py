@@ -1,4 +1,4 @@
-"""The callback endpoint: authenticate, parse, hand over."""
+"""The endpoint for the plugin's callbacks: authenticates, parses and passes them on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ReplyServer"]
 
 
 class ReplyServer:
-    """Listens for the plugin's callbacks inside `async with`; `url` is what the plugin calls."""
+    """Listens for the plugin's callbacks at `url` inside `async with`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Hermes through our platform plugin: `POST /a2a/inbound`, answered by callbacks."""
+"""The transport to our plugin inside Hermes: `POST /a2a/inbound`, answered by callbacks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from molecule_hermes.errors import (
     TurnFailure,
     Unreachable,
 )
-from molecule_hermes.transports.base import BACKOFF, QuestionGoneError, in_pieces
+from molecule_hermes.transports.base import BACKOFF, QuestionGoneError, as_payload
 from molecule_hermes.transports.plugin.callback_server import ReplyServer
 from molecule_hermes.transports.plugin.replies import Replies, Reply
 from molecule_hermes.turns.features import features_of
@@ -57,18 +57,18 @@ logger = logging.getLogger(__name__)
 _SEND_TIMEOUT = 10.0
 _SENDS = 5
 _CONNECTIONS = 64
-_DEAD = 2
-"""Refused connections in a row that mean that Hermes is gone."""
-_FROZEN = 10
-"""Health checks without an answer in a row that mean that it never will."""
+_REFUSED_LIMIT = 2
+"""After this many refused connections in a row, Hermes counts as dead."""
+_SILENT_LIMIT = 10
+"""After this many unanswered health checks in a row, Hermes counts as frozen."""
 
 
 class CallbackRefused(AuthFailure):
-    """The plugin takes the secret, but does not call this bridge back."""
+    """The plugin accepts the secret, but not this bridge's callback address."""
 
 
 class PluginTransport:
-    """One kept-alive client and one reply server for the life of the process."""
+    """One HTTP client and one callback server for the life of the process."""
 
     features = features_of("plugin")
 
@@ -83,18 +83,18 @@ class PluginTransport:
         watch_every: float = 0.5,
         backoff: Backoff = BACKOFF,
     ) -> None:
-        """`patient`: a Hermes that is not there is being started again, and worth waiting for."""
+        """With `patient`, turns wait for a Hermes that is not there: it is being restarted."""
         self._base_url = base_url.rstrip("/")
         self._secret = secret
         self._name = secrets.token_urlsafe(16)
-        """With each message, so that only this bridge can answer or cancel for it."""
+        """Sent with each message, so that only this bridge can answer or cancel for it."""
         self._replies = Replies()
         self._server = ReplyServer(self._replies, callback_host, callback_port, secret)
         self._patient = patient
         self._watch_every = watch_every
         self._backoff = backoff
         self._accepted: dict[str, str] = {}
-        """The instance of the plugin that took each message."""
+        """The plugin instance that accepted each message."""
         self._pending = asyncio.Event()
         self._sending = asyncio.Semaphore(_CONNECTIONS)
         self._session: aiohttp.ClientSession | None = None
@@ -115,7 +115,7 @@ class PluginTransport:
     async def __aenter__(self) -> Self:
         await self._server.__aenter__()
         self._session = aiohttp.ClientSession(
-            # A POST is answered at once: a few connections carry any number of turns.
+            # The plugin answers each POST at once, so a few connections serve any number of turns.
             connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
             timeout=aiohttp.ClientTimeout(total=_SEND_TIMEOUT, connect=3.0),
             headers={SECRET_HEADER: self._secret} if self._secret else {},
@@ -135,10 +135,10 @@ class PluginTransport:
             await session.close()
 
     async def check(self) -> None:
-        """Asks the plugin's health, and whether it would take a message of ours."""
+        """Checks the plugin's health, and whether it would accept a message of this bridge."""
         try:
             health = await self._health(timeout=3.0)
-            # An older plugin does not know the path: 404, after it has looked at the secret.
+            # An older plugin does not know the path. It answers 404 after checking the secret.
             status, body = await self._post(CHECK_PATH, Check(self._server.url))
             if status in (401, 403):
                 raise self._refusal(status, body)
@@ -148,9 +148,10 @@ class PluginTransport:
             raise Draining("Hermes is starting or shutting down")
 
     async def run(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
-        """Registers, sends, and yields what is called back.
+        """Registers for the callbacks, sends the message and yields the events.
 
-        The sender is a task of its own: a callback may come before its POST is answered.
+        The message is sent in a separate task, because callbacks can arrive before the POST is
+        answered.
         """
         with self._replies.register(turn.message_id) as reply:
             self._pending.set()
@@ -166,7 +167,7 @@ class PluginTransport:
                 try:
                     await asyncio.wait({sender})
                     if not reply.final:
-                        await self._tell_to_stop(turn)
+                        await self._post_cancel(turn)
                 finally:
                     self._accepted.pop(turn.message_id, None)
 
@@ -174,8 +175,8 @@ class PluginTransport:
         reply = self._replies.get(turn.message_id)
         if reply is None or reply.ended:
             return
-        # Hermes's own end of the turn is worth waiting for: by then its tools have stopped.
-        if turn.message_id not in self._accepted or not await self._tell_to_stop(turn):
+        # If the plugin cancels the turn, its final callback ends it: then the tools have stopped.
+        if turn.message_id not in self._accepted or not await self._post_cancel(turn):
             reply.end(Canceled())
 
     async def answer(self, turn: Turn, question_id: str, answer: str) -> None:
@@ -203,22 +204,22 @@ class PluginTransport:
             reply.end(Failed(InternalFailure()))
 
     async def _deliver(self, turn: Turn, reply: Reply) -> None:
-        """Returns when the plugin has the message.
+        """Returns when the plugin has accepted the message.
 
-        What timed out may have arrived: the same message_id is sent again, and the plugin,
-        which runs each one once, says `duplicate`.
+        A POST that timed out may have arrived. It is safe to repeat: the plugin runs each
+        message_id once.
         """
         message = self._inbound(turn)
         sends = 0
         for delay in self._backoff.delays():
             try:
-                # A turn that waits here holds little; inside the client it holds a request.
+                # Waiting here takes less memory than waiting inside aiohttp for a connection.
                 async with self._sending:
                     status, body = await self._post(INBOUND_PATH, message)
             except aiohttp.ClientConnectorError as error:
                 if sends or not self._patient:
                     raise self._lost(sends) from error
-                reply.say(Notice(f"Hermes is not there; trying again in {delay:g} s"))
+                reply.say(Notice(f"Hermes is not running; trying again in {delay:g} s"))
             except (aiohttp.ClientError, TimeoutError) as error:
                 sends += 1
                 if sends == _SENDS:
@@ -250,13 +251,13 @@ class PluginTransport:
         )
 
     def _lost(self, sends: int) -> TurnFailure:
-        """Of what was sent, nobody knows whether it arrived."""
+        """Once something was sent, it may have arrived, and the turn may run."""
         if not sends:
             return self._unreachable()
-        return Interrupted("Hermes stopped answering while it was given the message")
+        return Interrupted("Hermes stopped answering while the message was sent")
 
-    async def _tell_to_stop(self, turn: Turn) -> bool:
-        """Whether the plugin knows the message and will end its turn."""
+    async def _post_cancel(self, turn: Turn) -> bool:
+        """Returns whether the plugin knows the message and will end its turn."""
         cancel = Cancel(turn.message_id, self._name)
         try:
             async with asyncio.timeout(3.0):
@@ -265,9 +266,9 @@ class PluginTransport:
             return False
 
     async def _watch(self) -> None:
-        """Ends turns whose Hermes died under them, within seconds.
+        """Ends the turns of a Hermes that died, within seconds.
 
-        After kill -9 no final ever comes, and after a restart nobody knows the message.
+        After kill -9 there is no final callback, and a restarted Hermes does not know the message.
         """
         refused = silent = 0
         while True:
@@ -275,22 +276,23 @@ class PluginTransport:
             try:
                 instance = str((await self._health(timeout=2.0)).get("instance", ""))
                 refused = silent = 0
-                self._end_those_of_another(instance)
+                self._interrupt_unless(instance)
             except aiohttp.ClientConnectorError:
                 refused += 1
             except (aiohttp.ClientError, TimeoutError, ValueError, TurnFailure):
                 silent += 1
-            if refused >= _DEAD or silent >= _FROZEN:
-                self._end_those_of_another(None)
+            if refused >= _REFUSED_LIMIT or silent >= _SILENT_LIMIT:
+                self._interrupt_unless(None)
             if not len(self._replies):
                 self._pending.clear()
             await asyncio.sleep(self._watch_every)
 
-    def _end_those_of_another(self, instance: str | None) -> None:
-        for message_id, taken_by in list(self._accepted.items()):
+    def _interrupt_unless(self, instance: str | None) -> None:
+        """Ends every turn that was accepted by another instance than the one that runs now."""
+        for message_id, accepted_by in list(self._accepted.items()):
             reply = self._replies.get(message_id)
-            if reply is not None and taken_by != instance:
-                reply.end(Failed(Interrupted("Hermes died under the turn")))
+            if reply is not None and accepted_by != instance:
+                reply.end(Failed(Interrupted("Hermes died during the turn")))
 
     async def _health(self, timeout: float) -> dict[str, Any]:
         limit = aiohttp.ClientTimeout(total=timeout)
@@ -298,17 +300,17 @@ class PluginTransport:
         async with self._open_session().get(url, timeout=limit, allow_redirects=False) as response:
             health = await response.json()
         if not isinstance(health, dict) or not health.get("ok"):
-            raise ValueError("not the plugin's health")
+            raise ValueError("not a health report of the plugin")
         return health
 
     async def _post(
         self, path: str, message: Inbound | Cancel | Answer | Check
     ) -> tuple[int, dict[str, Any]]:
         url = self._base_url + path
-        written = in_pieces(json.dumps(message.to_json()).encode())
+        data = as_payload(json.dumps(message.to_json()).encode())
         headers = {"Content-Type": "application/json"}
         async with self._open_session().post(
-            url, data=written, headers=headers, allow_redirects=False
+            url, data=data, headers=headers, allow_redirects=False
         ) as response:
             try:
                 body = await response.json()
@@ -324,14 +326,14 @@ class PluginTransport:
     def _unreachable(self) -> Unreachable:
         return Unreachable(
             f"the plugin inside Hermes does not answer at {self._base_url}",
-            hint="`molecule-hermes doctor` says why it is not bound",
+            hint="run `molecule-hermes doctor` to see why",
         )
 
     def _wrong_secret(self) -> AuthFailure:
         return AuthFailure(
             "the plugin inside Hermes refused the bridge's secret",
-            hint="MOLECULE_A2A_PLATFORM_SHARED_SECRET must be the same for both; where it is not "
-            "set, `up` makes one that no other bridge knows",
+            hint="set MOLECULE_A2A_PLATFORM_SHARED_SECRET to the same value for both; if it is not "
+            "set, `up` generates one that no other bridge knows",
         )
 
     def _refusal(self, status: int, body: dict[str, Any]) -> TurnFailure:
@@ -340,7 +342,7 @@ class PluginTransport:
         if status == 403 and body.get("kind") == "callback_refused":
             return CallbackRefused(
                 "the plugin inside Hermes does not call this bridge back",
-                hint="name this bridge in MOLECULE_A2A_PLATFORM_CALLBACKS of that Hermes",
+                hint="add this bridge to MOLECULE_A2A_PLATFORM_CALLBACKS of that Hermes",
             )
         if status == 413:
             return TooLarge()
@@ -348,10 +350,10 @@ class PluginTransport:
             return BadRequest(f"the plugin refused the message: {body.get('error', '')}", hint="")
         return InternalFailure(
             f"the plugin answered with status {status}",
-            hint="check that MOLECULE_A2A_PLATFORM_PORT is the plugin's",
+            hint="check that MOLECULE_A2A_PLATFORM_PORT is the port of the plugin",
         )
 
 
 def _label(name: str) -> str:
-    """A peer's own name for something, as the wire takes it."""
+    """An id chosen by a peer, made valid for the wire."""
     return "".join(char if char.isprintable() else " " for char in name)[:256]
