@@ -30,7 +30,7 @@ from molecule_hermes.server.health import Check, Health, probe_routes
 from molecule_hermes.server.http import HttpServer, Listener
 from molecule_hermes.server.middleware import PeerTokens, is_local
 from molecule_hermes.server.task_endings import TaskEndings
-from molecule_hermes.storage.opening import Store, open_store
+from molecule_hermes.storage.opening import OpenStore, open_store
 from molecule_hermes.storage.quota import StorageQuota
 from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.transports.base import Transport
@@ -92,7 +92,8 @@ class Bridge:
         store = await stack.enter_async_context(open_store(self._settings, interrupted.end))
         self._recall_messages(store)
         await stack.enter_async_context(self._transport)
-        push = PushSender(PushConfigs(store.push_configs), PublicOnly(self._settings.push_hosts))
+        configs = PushConfigs(store.tasks.push_configs)
+        push = PushSender(configs, PublicOnly(self._settings.push_hosts))
         await stack.enter_async_context(push)
         quota = self._quota(store)
         self._executor = self._create_executor(quota)
@@ -127,11 +128,13 @@ class Bridge:
         )
         return url
 
-    def _recall_messages(self, store: Store) -> None:
+    def _recall_messages(self, store: OpenStore) -> None:
         for sent in store.messages:
-            self._idempotency.recall(*sent[:4], max(0.0, time.time() - sent.at))
+            age = max(0.0, time.time() - sent.at)
+            ids = (sent.owner, sent.context_id, sent.message_id)
+            self._idempotency.recall(*ids, sent.task_id, age)
 
-    def _quota(self, store: Store) -> StorageQuota:
+    def _quota(self, store: OpenStore) -> StorageQuota:
         settings = self._settings
         self.metrics.watch("stored_bytes", "Bytes of stored tasks", lambda: store.stored.total)
         return StorageQuota(store.stored, settings.max_stored_bytes_of_peer, settings.keep_days)
@@ -144,14 +147,14 @@ class Bridge:
         )
 
     def _create_registry(
-        self, store: Store, push: PushSender, endings: TaskEndings
+        self, store: OpenStore, push: PushSender, endings: TaskEndings
     ) -> TaskRegistry:
         return TaskRegistry(
             store.tasks,
             push.send_notification,
             store.stored,
             checkpoint=self._settings.checkpoint,
-            check=store.check,
+            check=store.tasks.check,
             on_end=endings.task_ended,
         )
 

@@ -1,4 +1,4 @@
-"""The seam between when tasks are written and where they live."""
+"""The interface of a store: tasks, push configurations, and the messages that began tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 from a2a.server.tasks import PushNotificationConfigStore, TaskStore
 from a2a.types import Task, TaskState
 
-__all__ = ["ENDED", "DurableStore", "EndTask", "OnDeleted", "Sent", "nobody"]
+__all__ = ["ENDED", "PATIENCE", "EndTask", "OnDeleted", "Sent", "Store", "call_limit"]
 
 ENDED = frozenset(
     {
@@ -20,15 +20,26 @@ ENDED = frozenset(
     }
 )
 
-EndTask = Callable[[Task], None]
-"""Gives the task an end, in place."""
+PATIENCE = 5.0
+"""Seconds to wait for a lock, or for a connection to a database."""
 
+
+def call_limit(patience: float) -> float:
+    """Seconds after which a call to a store ends in a `StorageFailure`: 11 by default.
+
+    A write may wait for the batch before it, which may itself wait for a lock.
+    """
+    return 2 * patience + 1
+
+
+EndTask = Callable[[Task], None]
+"""Gives the task a final state, in place."""
 
 OnDeleted = Callable[[str, str, int], None]
-"""Is told the owner, the id and the bytes of each task that is deleted for its age or number."""
+"""Receives the owner, the id and the bytes of each task that is deleted for its age or number."""
 
 
-def nobody(owner: str, task_id: str, size: int) -> None:
+def _ignore(owner: str, task_id: str, size: int) -> None:
     pass
 
 
@@ -38,49 +49,51 @@ class Sent(NamedTuple):
     owner: str
     context_id: str
     message_id: str
+    digest: str
+    """Of the message's content; empty if an older bridge stored the task."""
     task_id: str
     at: float
 
 
-class DurableStore(TaskStore):
-    """Tasks that outlive the process, in a store that belongs to this bridge alone.
+class Store(TaskStore):
+    """Tasks and their push configurations, in storage that belongs to this bridge alone.
 
-    `save` takes what the task is when it is called, and returns when that would survive.
-    Every method raises `StorageFailure` in bounded time when the storage does not do its part.
+    `save` stores the task as it is when it is called, and returns when that would survive a crash
+    of the process. Every call ends within `call_limit` seconds: it raises `StorageFailure` if the
+    storage fails or does not answer.
     """
 
     push_configs: PushNotificationConfigStore
-    on_deleted: OnDeleted = staticmethod(nobody)
+    on_deleted: OnDeleted = staticmethod(_ignore)
 
-    @abstractmethod
     async def __aenter__(self) -> Self:
-        """Raises `StartError` when the storage cannot be used, or another bridge uses it."""
+        """Raises `StartError` if the storage cannot be used, or another bridge uses it."""
+        return self
 
-    @abstractmethod
-    async def __aexit__(self, *error: object) -> None: ...
+    async def __aexit__(self, *error: object) -> None:
+        """Releases the storage."""
 
-    @abstractmethod
     async def check(self) -> None:
-        """Raises the `StorageFailure` that a turn would meet now."""
-
-    @abstractmethod
-    async def sweep(self, end: EndTask) -> int:
-        """Ends all tasks that have no end; how many they were."""
+        """Raises the `StorageFailure` that a save would raise now."""
 
     @abstractmethod
     async def prune(self, before: float, keep: int) -> int:
-        """Deletes some tasks that ended before that time, or that are not of the last `keep`.
+        """Deletes a batch of tasks that ended before `before`, or before the last `keep` tasks.
 
-        With `keep` 0 only their age counts. How many were deleted: none when all is done.
+        With `keep` 0 only their age counts. Returns how many it deleted; 0 means that none is left.
         """
 
-    async def bytes_of_peers(self) -> Mapping[str, int]:
-        """The bytes of all tasks of each owner."""
-        return {}
+    @abstractmethod
+    async def bytes_by_owner(self) -> Mapping[str, int]:
+        """The size of all tasks of each owner."""
+
+    async def sweep(self, end: EndTask) -> int:
+        """Ends every task that has no final state, and returns how many there were."""
+        return 0
 
     async def messages(self, since: float) -> Sequence[Sent]:
-        """The messages that began tasks after that time, oldest first, if the store knows them.
+        """The messages that began tasks after `since`, oldest first.
 
-        Not those whose tasks were REJECTED: they may be sent again.
+        Those of REJECTED tasks are left out: they may be sent again.
         """
         return []

@@ -2,52 +2,96 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from a2a.server.context import ServerCallContext
 from a2a.server.owner_resolver import resolve_user_scope
-from a2a.server.tasks import InMemoryTaskStore
+from a2a.server.tasks import InMemoryPushNotificationConfigStore, InMemoryTaskStore
 from a2a.types import ListTasksRequest, ListTasksResponse, Task
 
-from molecule_hermes.storage.base import ENDED, OnDeleted, nobody
-from molecule_hermes.storage.pages import bounded
+from molecule_hermes.storage.base import ENDED, Store
+from molecule_hermes.storage.listing import bounded
 
 __all__ = ["MemoryTaskStore"]
 
 
-class MemoryTaskStore(InMemoryTaskStore):
-    """Beyond `max_ended` or `max_bytes` the oldest tasks that ended are forgotten."""
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    context: ServerCallContext
+    size: int
+    at: float
 
-    def __init__(
-        self,
-        max_ended: int = 1000,
-        max_bytes: int = 256 * 2**20,
-        on_deleted: OnDeleted = nobody,
-    ) -> None:
-        super().__init__()
-        self._on_deleted = on_deleted
+
+class MemoryTaskStore(InMemoryTaskStore, Store):
+    """Deletes the oldest ended tasks beyond `max_ended` tasks or `max_bytes`."""
+
+    def __init__(self, max_ended: int = 1000, max_bytes: int = 256 * 2**20) -> None:
+        # This class copies: a page would be copied twice.
+        super().__init__(use_copying=False)
+        self.push_configs = InMemoryPushNotificationConfigStore()
         self._max_ended = max_ended
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._ended: OrderedDict[tuple[str, str], tuple[ServerCallContext, int]] = OrderedDict()
+        """Of ended tasks."""
+        self._sizes: dict[tuple[str, str], int] = {}
+        self._ended: OrderedDict[tuple[str, str], _Ended] = OrderedDict()
 
     async def save(self, task: Task, context: ServerCallContext) -> None:
-        await super().save(task, context)
+        stored = Task()
+        stored.CopyFrom(task)
+        await super().save(stored, context)
+        key = (resolve_user_scope(context), task.id)
+        self._discard(key)
+        self._sizes[key] = size = task.ByteSize()
         if task.status.state in ENDED:
-            peer, size = resolve_user_scope(context), task.ByteSize()
-            # Only the user: the request's context holds its headers, the bearer token among them.
-            owner = ServerCallContext(user=context.user)
-            _, before = self._ended.pop((peer, task.id), (owner, 0))
-            self._ended[peer, task.id] = owner, size
-            self._bytes += size - before
-            await self._forget_the_oldest()
+            # Only the user: the request's context holds its headers, with the bearer token.
+            self._ended[key] = _Ended(ServerCallContext(user=context.user), size, time.time())
+            self._bytes += size
+            while len(self._ended) > self._max_ended or self._bytes > self._max_bytes:
+                await self._delete_oldest()
+
+    async def get(self, task_id: str, context: ServerCallContext) -> Task | None:
+        found = await super().get(task_id, context)
+        if found is None:
+            return None
+        task = Task()
+        task.CopyFrom(found)
+        return task
 
     async def list(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
         return bounded(await super().list(params, context))
 
-    async def _forget_the_oldest(self) -> None:
-        while len(self._ended) > self._max_ended or self._bytes > self._max_bytes:
-            (peer, task_id), (owner, size) = self._ended.popitem(last=False)
-            self._bytes -= size
-            self._on_deleted(peer, task_id, size)
-            await self.delete(task_id, owner)
+    async def delete(self, task_id: str, context: ServerCallContext) -> None:
+        self._discard((resolve_user_scope(context), task_id))
+        await super().delete(task_id, context)
+
+    async def prune(self, before: float, keep: int) -> int:
+        deleted = 0
+        while self._ended:
+            oldest = next(iter(self._ended.values()))
+            if oldest.at >= before and not 0 < keep < len(self._ended):
+                break
+            await self._delete_oldest()
+            deleted += 1
+        return deleted
+
+    async def bytes_by_owner(self) -> Mapping[str, int]:
+        sums: dict[str, int] = {}
+        for (owner, _), size in self._sizes.items():
+            sums[owner] = sums.get(owner, 0) + size
+        return sums
+
+    async def _delete_oldest(self) -> None:
+        (owner, task_id), ended = next(iter(self._ended.items()))
+        await self.delete(task_id, ended.context)
+        if await self.push_configs.get_info(task_id, ended.context):
+            await self.push_configs.delete_info(task_id, ended.context)
+        self.on_deleted(owner, task_id, ended.size)
+
+    def _discard(self, key: tuple[str, str]) -> None:
+        self._sizes.pop(key, None)
+        if (ended := self._ended.pop(key, None)) is not None:
+            self._bytes -= ended.size

@@ -5,78 +5,58 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-
-from a2a.server.tasks import (
-    InMemoryPushNotificationConfigStore,
-    PushNotificationConfigStore,
-    TaskStore,
-)
 
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError, StorageFailure
-from molecule_hermes.storage.base import DurableStore, EndTask, Sent
+from molecule_hermes.storage.base import EndTask, Sent, Store
 from molecule_hermes.storage.memory import MemoryTaskStore
 from molecule_hermes.storage.quota import StoredBytes
 from molecule_hermes.storage.retention import pruned
 
-__all__ = ["Store", "open_store"]
+__all__ = ["OpenStore", "open_store"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
-    """An open store: its two halves for the SDK, and what readiness asks."""
+class OpenStore:
+    """A store with what the bridge reads from it at the start."""
 
-    tasks: TaskStore
-    push_configs: PushNotificationConfigStore
-    check: Callable[[], Awaitable[None]]
+    tasks: Store
     stored: StoredBytes
     messages: Sequence[Sent] = ()
-    """What peers sent in the time in which they may send it again."""
+    """The messages that peers may still send again."""
 
 
 @contextlib.asynccontextmanager
-async def open_store(settings: Settings, end: EndTask) -> AsyncIterator[Store]:
+async def open_store(settings: Settings, end: EndTask) -> AsyncIterator[OpenStore]:
     """Opens the store that the settings name. `end` gives a final state to each task that an
     earlier bridge left without one."""
+    async with _store(settings) as store:
+        try:
+            opened = await _take_over(store, settings, end)
+        except StorageFailure as failure:
+            message = f"cannot take over the tasks of the last bridge: {failure.message}"
+            raise StartError(message, "see the log") from failure
+        async with pruned(store, settings.keep_days, settings.keep_tasks):
+            yield opened
+
+
+async def _take_over(store: Store, settings: Settings, end: EndTask) -> OpenStore:
+    if swept := await store.sweep(end):
+        logger.warning("%d tasks were interrupted by the end of the last bridge", swept)
+    stored = StoredBytes()
+    stored.load(await store.bytes_by_owner())
+    store.on_deleted = stored.deleted
+    return OpenStore(store, stored, await store.messages(time.time() - settings.retry_window))
+
+
+def _store(settings: Settings) -> Store:
     where = settings.store.get_secret_value()
     if where == "memory":
-        stored = StoredBytes()
-        memory = MemoryTaskStore(on_deleted=stored.deleted)
-        yield Store(memory, InMemoryPushNotificationConfigStore(), _well, stored)
-        return
-    async with (
-        _durable(where, settings, end) as inner,
-        pruned(inner, settings.keep_days, settings.keep_tasks),
-    ):
-        stored = StoredBytes()
-        stored.load(await inner.bytes_of_peers())
-        inner.on_deleted = stored.deleted
-        messages = await inner.messages(time.time() - settings.retry_window)
-        yield Store(inner, inner.push_configs, inner.check, stored, messages)
-
-
-async def _well() -> None:
-    pass
-
-
-@contextlib.asynccontextmanager
-async def _durable(where: str, settings: Settings, end: EndTask) -> AsyncIterator[DurableStore]:
-    async with _backend(where, settings) as inner:
-        try:
-            swept = await inner.sweep(end)
-        except StorageFailure as failure:
-            message = f"cannot end the tasks of the last bridge: {failure.message}"
-            raise StartError(message, "see the log") from failure
-        if swept:
-            logger.warning("%d tasks were cut off by the end of the last bridge", swept)
-        yield inner
-
-
-def _backend(where: str, settings: Settings) -> DurableStore:
+        return MemoryTaskStore()
     if where == "sqlite":
         from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 

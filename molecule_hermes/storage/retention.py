@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 
 from molecule_hermes.errors import StorageFailure
-from molecule_hermes.storage.base import DurableStore
+from molecule_hermes.storage.base import Store
 
 __all__ = ["pruned"]
 
@@ -21,7 +21,7 @@ _PRUNE_PAUSE = 0.1
 
 
 @contextlib.asynccontextmanager
-async def pruned(store: DurableStore, days: float, keep: int) -> AsyncIterator[None]:
+async def pruned(store: Store, days: float, keep: int) -> AsyncIterator[None]:
     pruner = asyncio.create_task(_prune(store, days, keep), name="pruner")
     try:
         yield
@@ -30,7 +30,7 @@ async def pruned(store: DurableStore, days: float, keep: int) -> AsyncIterator[N
         await asyncio.gather(pruner, return_exceptions=True)
 
 
-async def _prune(store: DurableStore, days: float, keep: int) -> None:
+async def _prune(store: Store, days: float, keep: int) -> None:
     while True:
         pruned = 0
         try:

@@ -32,7 +32,7 @@ from tests.conftest import StartBridge
 from tests.storage.test_sqlite import no_file_may_grow
 from tests.support.bridge_process import bridge_process
 from tests.support.fakes import ScriptedTransport
-from tests.support.peers import Turn, ask, peer, reply_text, state
+from tests.support.peers import Turn, ask, peer, reply_text, send, state
 from tests.support.postgres import Postgres
 from tests.support.waiting import until
 
@@ -67,10 +67,10 @@ async def checkpoint(store: str, folder: Path, task_id: str, text: str) -> None:
 async def on_disk(store: str, folder: Path, task_id: str) -> str:
     if store != "sqlite":
         connection = await asyncpg.connect(store)
-        sql = "SELECT artifacts FROM molecule_hermes_tasks WHERE id = $1"
+        sql = "SELECT task FROM molecule_hermes_tasks WHERE id = $1"
         found = await connection.fetchval(sql, task_id)
         await connection.close()
-        return str(found)
+        return reply_text(Task.FromString(found))
     reader = sqlite3.connect(folder / "tasks.db")
     (data,) = reader.execute("SELECT task FROM tasks WHERE id = ?", (task_id,)).fetchone()
     reader.close()
@@ -134,6 +134,27 @@ async def test_after_a_stop_tasks_read_as_before(tmp_path: Path, store: str) -> 
         after = await get(client, cut)
         assert (state(after), reply_text(after)) == ("FAILED", "so far")
         assert failure(after)["message"] == "the agent was shut down during the turn"
+
+
+async def test_a_message_that_is_sent_again_after_a_restart_runs_once(
+    tmp_path: Path, store: str
+) -> None:
+    done, cut = message("say first life"), message("hang so far", "ctx")
+    async with bridge_process(tmp_path, STORE=store) as bridge, peer(bridge.url) as client:
+        first = await send(client, done)
+        async for event in client.send_message(cut):
+            if event.HasField("artifact_update"):
+                running = event.artifact_update.task_id
+                break
+        await bridge.kill()
+    async with bridge_process(tmp_path, STORE=store) as bridge, peer(bridge.url) as client:
+        again = await send(client, done)
+        assert (again.task_id, again.text) == (first.task_id, "first life")
+        interrupted = await send(client, cut)
+        assert (interrupted.task_id, interrupted.states) == (running, ["FAILED"])
+        assert interrupted.failure["kind"] == "interrupted"
+        listed = await client.list_tasks(ListTasksRequest())
+        assert {task.id for task in listed.tasks} == {first.task_id, running}
 
 
 async def test_without_a_disk_tasks_live_as_long_as_the_bridge(tmp_path: Path) -> None:

@@ -36,12 +36,6 @@ async def test_large_tasks_are_forgotten_sooner() -> None:
     assert [i for i in range(6) if await store.get(f"t{i}", context())] == [3, 4, 5]
 
 
-async def test_a_task_belongs_to_its_peer() -> None:
-    store = MemoryTaskStore()
-    await store.save(task("t"), context("alice"))
-    assert await store.get("t", context("bob")) is None
-
-
 def test_streamed_text_becomes_one_part() -> None:
     parts = [Part(text=t) for t in ("Hel", "", "lo ", "🙂")]
     merged = Task(artifacts=[Artifact(artifact_id="reply", parts=parts)])

@@ -34,7 +34,7 @@ async def test_memory_keeps_nothing_and_needs_no_folder(
 ) -> None:
     async with open_store(settings(STORE="memory"), InterruptedTasks().end) as store:
         await store.tasks.save(task("t"), context())
-        await store.check()
+        await store.tasks.check()
     assert not list(tmp_path.iterdir())
 
 

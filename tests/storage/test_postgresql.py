@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
 import pytest
-from a2a.types import ListTasksRequest, Task, TaskPushNotificationConfig
+from a2a.server.tasks import DatabasePushNotificationConfigStore, DatabaseTaskStore
+from a2a.types import ListTasksRequest, TaskPushNotificationConfig
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError, StorageFailure
 from molecule_hermes.protocol.recovery import InterruptedTasks
+from molecule_hermes.storage.base import call_limit
 from molecule_hermes.storage.opening import open_store
+from molecule_hermes.storage.postgresql import schema
 from molecule_hermes.storage.postgresql.store import PostgresTaskStore
 from tests.support.postgres import PASSWORD, Postgres
 from tests.support.serving import free_port
 from tests.support.tasks import context, task
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -29,7 +34,6 @@ def url(database: Postgres) -> str:
 
 @asynccontextmanager
 async def opened(url: str, patience: float = 2.0) -> AsyncIterator[PostgresTaskStore]:
-    url = url.replace("postgresql:", "postgresql+asyncpg:")
     async with asyncio.timeout(60), PostgresTaskStore(url, patience=patience) as store:
         yield store
 
@@ -59,7 +63,7 @@ async def test_tasks_are_there_after_a_restart(
     set_to = settings(STORE=url.replace("postgresql", scheme, 1) + "?sslmode=prefer")
     async with open_store(set_to, InterruptedTasks().end) as store:
         await store.tasks.save(task("t", text="kept"), context())
-        await store.check()
+        await store.tasks.check()
     async with open_store(set_to, InterruptedTasks().end) as store:
         assert await store.tasks.get("t", context()) == task("t", text="kept")
 
@@ -145,45 +149,127 @@ _CUT_ALL = (
 )
 
 
-async def test_the_sweep_ends_what_has_no_end_and_nothing_else(url: str) -> None:
-    open_states = ("SUBMITTED", "WORKING", "INPUT_REQUIRED", "AUTH_REQUIRED")
-    ended = [task(s, s, text=s) for s in ("COMPLETED", "FAILED", "CANCELED", "REJECTED")]
-    unfinished = [task(f"{s}{i}", s, text=s) for s in open_states for i in range(60)]
-
-    def end(each: Task) -> None:
-        each.status.CopyFrom(task("", "FAILED").status)
-
-    async with opened(url, patience=10) as store:
-        await asyncio.gather(*(store.save(t, context()) for t in ended + unfinished))
-        assert await store.sweep(end) == 240
-        assert await store.sweep(end) == 0
-        for before in ended:
-            assert await store.get(before.id, context()) == before
-        after = await store.get("WORKING1", context())
-        assert after == task("WORKING1", "FAILED", text="WORKING")
-
-
-async def test_old_tasks_are_pruned_with_their_push_configurations(url: str) -> None:
-    now = int(time.time())
-    config = TaskPushNotificationConfig(id="c", url="https://example.org")
-    async with opened(url) as store:
-        for i in range(6):
-            await store.save(task(f"t{i}", at=now - 100 * i), context())
-            await store.push_configs.set_info(f"t{i}", config, context())
-        await store.save(task("working", "WORKING", at=1), context())
-        assert await store.prune(now - 350, 0) == 2
-        assert await store.prune(now - 350, 0) == 0
-        assert await store.prune(now - 350, 2) == 2
-        assert await store.prune(now - 350, 2) == 0
-        left = (await store.list(ListTasksRequest(), context())).tasks
-        assert [t.id for t in left] == ["t0", "t1", "working"]
-        assert len(await store.push_configs.get_info("t1", context())) == 1
-        assert await store.push_configs.get_info("t2", context()) == []
-
-
 async def test_the_sweep_has_an_index(url: str) -> None:
     async with opened(url):
         rows = await sql(
             url, "SELECT indexdef FROM pg_indexes WHERE tablename = 'molecule_hermes_tasks'"
         )
-    assert any("status ->> 'state'" in row["indexdef"] for row in rows)
+    assert any("(ended)" in row["indexdef"] for row in rows)
+
+
+# A database that does not answer.
+
+
+async def fails_in_time(call: Awaitable[Any], limit: float) -> None:
+    began = time.monotonic()
+    with pytest.raises(StorageFailure):
+        await call
+    assert time.monotonic() - began < limit + 1
+
+
+def calls(store: PostgresTaskStore) -> list[Callable[[], Awaitable[Any]]]:
+    configs = store.push_configs
+    config = TaskPushNotificationConfig(id="c", url="https://example.org")
+    return [
+        lambda: store.save(task("lost"), context()),
+        lambda: store.get("t", context()),
+        lambda: store.list(ListTasksRequest(), context()),
+        lambda: store.delete("t", context()),
+        lambda: store.prune(time.time(), 0),
+        store.bytes_by_owner,
+        lambda: store.messages(0),
+        lambda: configs.set_info("t", config, context()),
+        lambda: configs.get_info_for_dispatch("t"),
+        store.check,
+    ]
+
+
+async def test_a_server_that_hangs_is_not_waited_for(database: Postgres, url: str) -> None:
+    patience = 0.3
+    async with opened(url, patience=patience) as store:
+        await store.save(task("t"), context())
+        with database.suspended():
+            waits = (fails_in_time(call(), call_limit(patience)) for call in calls(store) * 2)
+            await asyncio.gather(*waits)
+            await fails_in_time(store.save(task("lost"), context()), call_limit(patience))
+        await until(lambda: works(store))
+        assert await store.get("t", context()) == task("t")
+
+
+async def test_a_backend_that_hangs_delays_one_call_only(database: Postgres, url: str) -> None:
+    patience = 0.3
+    async with opened(url, patience=patience) as store:
+        await store.save(task("t"), context())
+        hanging = database.backends(url.rsplit("/", 1)[1])
+        assert len(hanging) == 2, "the lease's and one of the pool"
+        for process in hanging:
+            process.suspend()
+        try:
+            await fails_in_time(store.get("t", context()), call_limit(patience))
+            assert await store.get("t", context()) == task("t")
+            await fails_in_time(store.check(), call_limit(patience))
+        finally:
+            for process in hanging:
+                process.resume()
+        await until(lambda: works(store))
+
+
+async def test_a_database_that_hangs_at_the_start_is_refused_in_time(
+    database: Postgres, url: str
+) -> None:
+    with database.suspended():
+        assert "no answer in time" in await refused(url)
+
+
+async def works(store: PostgresTaskStore) -> bool:
+    try:
+        await store.check()
+    except StorageFailure:
+        return False
+    return True
+
+
+# Tables.
+
+
+@pytest.mark.filterwarnings("ignore:This declarative base already contains a class")
+async def test_tables_of_an_older_bridge_are_converted(url: str) -> None:
+    engine = create_async_engine(url.replace("postgresql:", "postgresql+asyncpg:"))
+    tasks = DatabaseTaskStore(engine, table_name="molecule_hermes_tasks")
+    configs = DatabasePushNotificationConfigStore(engine, table_name="molecule_hermes_push_configs")
+    old = [task(f"t{i}", "FAILED" if i else "WORKING", at=i, text="x" * 1000) for i in range(3)]
+    for each in old:
+        each.history.add(message_id=f"m{each.id}").parts.add(text="hi")
+        each.metadata.update({"usage": {"total": 5}})
+        await tasks.save(each, context())
+    config = TaskPushNotificationConfig(id="c", url="https://example.org")
+    await configs.set_info("t1", config, context())
+    await engine.dispose()
+    for _ in range(2):
+        async with opened(url) as store:
+            page = await store.list(ListTasksRequest(), context())
+            assert list(page.tasks) == old[::-1]
+            assert (await store.bytes_by_owner())["alice"] == sum(t.ByteSize() for t in old)
+            assert [m.message_id for m in await store.messages(-1)] == ["mt0", "mt1", "mt2"]
+            (found,) = await store.push_configs.get_info("t1", context())
+            assert found.url == config.url
+
+
+async def test_tables_of_a_newer_bridge_are_refused(url: str) -> None:
+    async with opened(url):
+        pass
+    await sql(url, "UPDATE molecule_hermes_schema SET version = 99")
+    assert "version 99" in await refused(url)
+
+
+async def test_a_migration_that_fails_leaves_the_tables_as_they_were(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(url) as store:
+        await store.save(task("t"), context())
+    broken = (*schema.MIGRATIONS, "DELETE FROM molecule_hermes_tasks; SELECT nonsense;")
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", broken)
+        await refused(url)
+    async with opened(url) as store:
+        assert await store.get("t", context()) == task("t")

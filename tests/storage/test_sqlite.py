@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
-from a2a.types import ListTasksRequest, Task, TaskPushNotificationConfig
+from a2a.types import ListTasksRequest, Task
 
 from molecule_hermes.errors import StartError, StorageFailure
 from molecule_hermes.storage.sqlite import database
@@ -42,16 +42,6 @@ async def filled(path: Path, *tasks: Task) -> AsyncIterator[SqliteTaskStore]:
 async def found(store: SqliteTaskStore) -> list[str]:
     page = await store.list(ListTasksRequest(page_size=100), context())
     return sorted(t.id for t in page.tasks)
-
-
-async def test_what_was_saved_is_there_after_a_restart(path: Path) -> None:
-    saved = task("t", "COMPLETED", at=5, text="kept")
-    config = TaskPushNotificationConfig(url="https://example.org")
-    async with filled(path, saved) as store:
-        await store.push_configs.set_info("t", config, context())
-    async with filled(path) as store:
-        assert await store.get("t", context()) == saved
-        assert (await store.push_configs.get_info("t", context()))[0].url == config.url
 
 
 async def test_only_the_owner_of_the_process_may_read_the_files(path: Path) -> None:
@@ -154,11 +144,9 @@ async def test_an_older_file_is_migrated(path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sqlite, "MIGRATIONS", newer)
     async with filled(path) as store:
         assert await found(store) == ["t"]
-        notes = await store.database.read(
-            lambda db: db.execute("SELECT note FROM tasks").fetchall()
-        )
-        version = await store.database.read(lambda db: db.execute("PRAGMA user_version").fetchone())
-    assert (notes, version) == ([("new",)], (len(newer),))
+        notes = await store.database.read("SELECT note FROM tasks")
+        version = await store.database.read("PRAGMA user_version")
+    assert (notes, version) == ([("new",)], [(len(newer),)])
 
 
 async def test_a_migration_that_fails_leaves_the_file_as_it_was(
@@ -295,8 +283,9 @@ async def test_a_deleted_file_is_told_and_is_well_when_it_is_back(path: Path) ->
 
 async def test_a_disk_that_does_not_answer_is_not_waited_for(path: Path) -> None:
     async with filled(path, task("t")) as store:
+        store.database._reading.get().create_function("hang", 0, lambda: time.sleep(1))
         with pytest.raises(StorageFailure, match=r"did not answer in 0\.3 s"):
-            await store.database.read(lambda _: time.sleep(1))
+            await store.database.read("SELECT hang()")
         store.database._writing.get().create_function("hang", 0, lambda: time.sleep(3))
         with pytest.raises(StorageFailure, match=r"did not answer in 1\.6 s"):
             await store.database.write("DELETE FROM checks WHERE number = hang()", ())
@@ -317,35 +306,14 @@ async def test_what_was_given_up_is_not_written_later(path: Path) -> None:
 
 async def test_one_query_that_fails_is_not_the_others_fault(path: Path) -> None:
     async with filled(path, task("t")) as store:
-        bad = store.database.read(lambda db: db.execute("SELECT nonsense"))
+        bad = store.database.read("SELECT nonsense")
         good = store.get("t", context())
         results = await asyncio.gather(bad, good, return_exceptions=True)
     assert isinstance(results[0], StorageFailure)
     assert results[1] == task("t")
 
 
-# Sweeping and pruning.
-
-
-async def test_the_sweep_ends_what_has_no_end_and_nothing_else(path: Path) -> None:
-    open_states = ("SUBMITTED", "WORKING", "INPUT_REQUIRED", "AUTH_REQUIRED")
-    ended = [task(s, s, text=s) for s in ("COMPLETED", "FAILED", "CANCELED", "REJECTED")]
-    unfinished = [task(f"{s}{i}", s, text=s) for s in open_states for i in range(150)]
-
-    def end(each: Task) -> None:
-        each.status.CopyFrom(task("", "FAILED").status)
-
-    async with SqliteTaskStore(path) as store:
-        await asyncio.gather(*(store.save(t, context()) for t in ended + unfinished))
-        assert await store.sweep(end) == 600
-        assert await store.sweep(end) == 0
-        for before in ended:
-            assert await store.get(before.id, context()) == before
-        for before in unfinished:
-            after = await store.get(before.id, context())
-            assert after is not None
-            assert after.status.state == task("", "FAILED").status.state
-            assert after.artifacts == before.artifacts
+# Indexes and batches.
 
 
 async def test_sweeping_pruning_and_listing_read_an_index(path: Path) -> None:
@@ -353,37 +321,18 @@ async def test_sweeping_pruning_and_listing_read_an_index(path: Path) -> None:
         "SELECT owner, task FROM tasks WHERE ended IS NULL": "tasks_ended",
         "SELECT owner, id FROM tasks WHERE ended < 1": "tasks_ended",
         "SELECT count(*) FROM tasks WHERE owner = 'a' AND context_id = 'c'": "tasks_listed",
-        "SELECT task FROM tasks WHERE owner = 'a' ORDER BY last_updated DESC, id DESC": (
-            "tasks_listed"
-        ),
+        "SELECT task FROM tasks WHERE owner = 'a' "
+        "ORDER BY last_updated DESC NULLS LAST, id DESC": "tasks_listed",
     }
     async with filled(path, task("t")) as store:
         for sql, index in questions.items():
-            plan = await store.database.read(
-                lambda db, sql=sql: db.execute(f"EXPLAIN QUERY PLAN {sql}").fetchall()
-            )
+            plan = await store.database.read(f"EXPLAIN QUERY PLAN {sql}")
             assert [index in step[-1] for step in plan] == [True], plan
 
 
-async def test_old_tasks_are_pruned_with_their_push_configurations(path: Path) -> None:
-    tasks = [*(task(f"t{i}") for i in range(250)), task("working", "WORKING")]
-    config = TaskPushNotificationConfig(id="c", url="https://example.org")
+async def test_tasks_are_pruned_in_batches(path: Path) -> None:
     async with SqliteTaskStore(path) as store:
-        await asyncio.gather(*(store.save(t, context()) for t in tasks))
-        for task_id in ("t1", "working"):
-            await store.push_configs.set_info(task_id, config, context())
-        assert await store.prune(time.time() - 60, 0) == 0
+        await asyncio.gather(*(store.save(task(f"t{i}"), context()) for i in range(250)))
         assert await store.prune(time.time() + 60, 0) == 200
         assert await store.prune(time.time() + 60, 0) == 50
         assert await store.prune(time.time() + 60, 0) == 0
-        assert await found(store) == ["working"]
-        assert await store.push_configs.get_info_for_dispatch("t1") == []
-        assert len(await store.push_configs.get_info_for_dispatch("working")) == 1
-
-
-async def test_only_the_last_tasks_are_kept_if_so_set(path: Path) -> None:
-    tasks = [task("working", "WORKING"), *(task(f"t{i}") for i in range(6))]
-    async with filled(path, *tasks) as store:
-        assert await store.prune(0, 2) == 4
-        assert await store.prune(0, 2) == 0
-        assert await found(store) == ["t4", "t5", "working"]

@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.support.serving import free_port
 
 PASSWORD = "pg-secret-0123456789"
@@ -78,6 +80,26 @@ class Postgres:
             self._process.send_signal(signal.SIGINT)
             self._process.wait(60)
             self._process = None
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Every process of the server is stopped, and none answers; TCP connects all the same."""
+        assert self._process is not None
+        server = psutil.Process(self._process.pid)
+        processes = [server, *server.children(recursive=True)]
+        for process in processes:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.resume()
+
+    def backends(self, name: str) -> list[psutil.Process]:
+        """The processes that serve connections to the database."""
+        assert self._process is not None
+        children = psutil.Process(self._process.pid).children()
+        return [child for child in children if f" {name} " in " ".join(child.cmdline())]
 
     def new_database(self) -> str:
         """A database of its own for a test; its URL."""

@@ -18,20 +18,19 @@ import time
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from molecule_hermes.errors import StartError, StorageFailure
+from molecule_hermes.storage.base import PATIENCE, call_limit
 from molecule_hermes.storage.sqlite.worker import Worker
 
-__all__ = ["AWAY", "Database"]
+__all__ = ["Database"]
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 Statement = tuple[str, Sequence[Any]]
-Query = Callable[[sqlite3.Connection], Any]
 
-AWAY = "restore a backup, move the file away, or set another MOLECULE_HERMES_STATE_DIR"
+_RECOVERY = "restore a backup, move the file away, or set another MOLECULE_HERMES_STATE_DIR"
 
 _PRAGMAS = (
     "PRAGMA synchronous = NORMAL",
@@ -39,8 +38,10 @@ _PRAGMAS = (
     "PRAGMA wal_autocheckpoint = 4000",
     "PRAGMA journal_size_limit = 67108864",
 )
-_CHECK_FOR = 2.0
-"""Seconds that the check of a large file may take; what it has not seen by then is trusted."""
+_INSPECTION = 2.0
+"""Seconds that the check of a large file may take at the start; the rest of it is trusted."""
+_CHECK = "INSERT OR REPLACE INTO checks (number, at, room) VALUES (1, ?, zeroblob(?))"
+_ROOM = 256 * 1024
 
 _REASONS = {
     "SQLITE_FULL": "the disk is full",
@@ -59,7 +60,9 @@ _HINTS = {
 
 
 class Database:
-    """`migrations[n]` makes version n+1 of the file out of version n; version 0 is empty."""
+    """`migrations[n]` turns version n of the file into version n+1; version 0 is empty."""
+
+    prefix = ""
 
     def __init__(
         self,
@@ -67,8 +70,9 @@ class Database:
         *,
         application_id: int,
         migrations: Sequence[str],
-        patience: float = 5.0,
+        patience: float = PATIENCE,
     ) -> None:
+        self.name = str(path)
         self._path = path
         self._application_id = application_id
         self._migrations = migrations
@@ -99,13 +103,19 @@ class Database:
 
     async def write(self, sql: str, values: Sequence[Any]) -> None:
         """Returns when it is committed, together with whatever else was waiting."""
-        # Those before it may wait for a lock as long as it may itself.
-        await self._bounded(self._writer.submit((sql, values)), 2 * self._patience + 1)
+        await self._bounded(self._writer.submit((sql, values)), call_limit(self._patience))
 
-    async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
-        """Reads what is committed; a write in progress is no hindrance."""
-        result: T = await self._bounded(self._reader.submit(query), self._patience)
-        return result
+    async def read(self, sql: str, values: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
+        """Reads what is committed. A write in progress does not delay it."""
+        rows: Sequence[tuple[Any, ...]]
+        rows = await self._bounded(self._reader.submit((sql, values)), self._patience)
+        return rows
+
+    async def check(self) -> None:
+        # After a failure a few bytes prove too little: the next task may need more.
+        room = _ROOM if self.failed else 0
+        await self.write(_CHECK, (time.time(), room))
+        await self.read("SELECT 1 FROM tasks LIMIT 1")
 
     async def _bounded(self, future: asyncio.Future[Any], seconds: float) -> Any:
         try:
@@ -133,12 +143,13 @@ class Database:
         self.commits += 1
         return [None] * len(statements)
 
-    def _read_all(self, queries: Sequence[Query]) -> Sequence[Any]:
-        return [self._read_one(query) for query in queries]
+    def _read_all(self, queries: Sequence[Statement]) -> Sequence[Any]:
+        return [self._read_one(*query) for query in queries]
 
-    def _read_one(self, query: Query) -> Any:
+    def _read_one(self, sql: str, values: Sequence[Any]) -> Any:
+        """The rows, or the exception: one query's failure is not that of the others."""
         try:
-            return query(self._reading.get())
+            return self._reading.get().execute(sql, values).fetchall()
         except sqlite3.Error as error:
             self._reading.drop()
             return self._failure(error, "read")
@@ -197,7 +208,7 @@ class Database:
                 # As long as it stands, SQLite keeps the files that a full disk could not make anew.
                 self._reading.get().execute("SELECT 1 FROM sqlite_master").fetchone()
         except sqlite3.Error as error:
-            hint = _HINTS.get(str(getattr(error, "sqlite_errorname", "")), AWAY)
+            hint = _HINTS.get(str(getattr(error, "sqlite_errorname", "")), _RECOVERY)
             raise StartError(f"cannot use {self._path}: {error}", hint) from error
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
@@ -222,7 +233,7 @@ class Database:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if application != self._application_id and (version or tables or application):
-            raise StartError(f"{self._path} is a database of another program", AWAY)
+            raise StartError(f"{self._path} is a database of another program", _RECOVERY)
         if version > len(self._migrations):
             raise StartError(
                 f"{self._path} is of version {version}, and this bridge knows versions up to "
@@ -275,7 +286,7 @@ def _lock(path: Path) -> int:
 
 
 def _require_sound(connection: sqlite3.Connection, path: Path) -> None:
-    end = time.monotonic() + _CHECK_FOR
+    end = time.monotonic() + _INSPECTION
     connection.set_progress_handler(lambda: time.monotonic() > end, 10_000)
     try:
         (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
@@ -286,7 +297,7 @@ def _require_sound(connection: sqlite3.Connection, path: Path) -> None:
     finally:
         connection.set_progress_handler(None, 0)
     if found != "ok":
-        raise StartError(f"{path} is damaged: {' '.join(found.split())}", AWAY)
+        raise StartError(f"{path} is damaged: {' '.join(found.split())}", _RECOVERY)
 
 
 def _reason(error: Exception, name: str) -> str:

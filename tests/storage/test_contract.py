@@ -1,77 +1,74 @@
-"""What every store does alike: the SDK's in-memory store is the measure."""
+"""The contract of every store. What only one of them does is in its own module."""
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from a2a.server.tasks import (
-    InMemoryPushNotificationConfigStore,
-    InMemoryTaskStore,
-    PushNotificationConfigStore,
-    TaskStore,
-)
-from a2a.types import ListTasksRequest, TaskPushNotificationConfig, TaskState
+from a2a.server.tasks import InMemoryTaskStore, PushNotificationConfigStore, TaskStore
+from a2a.types import ListTasksRequest, Task, TaskPushNotificationConfig, TaskState
 from a2a.utils.errors import InvalidParamsError
 from a2a.utils.task import encode_page_token
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from molecule_hermes.storage.base import DurableStore
+from molecule_hermes.storage.base import Store
 from molecule_hermes.storage.memory import MemoryTaskStore
 from molecule_hermes.storage.postgresql.store import PostgresTaskStore
 from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 from tests.support.postgres import Postgres
 from tests.support.tasks import context, task
 
-KINDS = ["memory", "sqlite", "postgresql"]
-Stores = tuple[TaskStore, PushNotificationConfigStore]
-
 
 @asynccontextmanager
-async def opened(kind: str, where: Any) -> AsyncIterator[Stores]:
+async def opened(kind: str, where: Any) -> AsyncIterator[Store]:
     if kind == "memory":
-        yield MemoryTaskStore(), InMemoryPushNotificationConfigStore()
-        return
-    durable: DurableStore
-    durable = SqliteTaskStore(where) if kind == "sqlite" else PostgresTaskStore(where)
-    async with durable:
-        yield durable, durable.push_configs
+        store: Store = MemoryTaskStore()
+    else:
+        store = SqliteTaskStore(where) if kind == "sqlite" else PostgresTaskStore(where)
+    async with asyncio.timeout(60), store:
+        yield store
 
 
 def place(kind: str, folder: Path, request: pytest.FixtureRequest) -> Any:
     if kind != "postgresql":
         return folder / "tasks.db"
     server: Postgres = request.getfixturevalue("database")
-    return server.new_database().replace("postgresql:", "postgresql+asyncpg:")
+    return server.new_database()
 
 
-@pytest.fixture(params=KINDS)
-async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
-    async with opened(request.param, place(request.param, tmp_path, request)) as stores:
-        yield stores
+Reopen = Callable[[], AbstractAsyncContextManager[Store]]
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    async with opened(request.param, place(request.param, tmp_path, request)) as store:
+        yield store
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Reopen:
+    """Opens the same store each time."""
+    where = place(request.param, tmp_path, request)
+    return lambda: opened(request.param, where)
 
 
 @pytest.fixture
-def store(stores: Stores) -> TaskStore:
-    return stores[0]
+def configs(store: Store) -> PushNotificationConfigStore:
+    return store.push_configs
 
 
-@pytest.fixture
-def configs(stores: Stores) -> PushNotificationConfigStore:
-    return stores[1]
-
-
-async def ids(store: TaskStore, name: str = "alice", **params: Any) -> list[str]:
+async def ids(store: Store, name: str = "alice", **params: Any) -> list[str]:
     return [t.id for t in (await store.list(ListTasksRequest(**params), context(name))).tasks]
 
 
-async def test_what_was_saved_is_read(store: TaskStore) -> None:
+async def test_what_was_saved_is_read(store: Store) -> None:
     saved = task("t", "WORKING", "ctx", at=1_700_000_000, text="Grüße 🙂")
     saved.history.add(message_id="m").parts.add(raw=b"\x00\xff")
     saved.metadata.update({"usage": {"total": 5}})
@@ -80,7 +77,7 @@ async def test_what_was_saved_is_read(store: TaskStore) -> None:
     assert await store.get("u", context()) is None
 
 
-async def test_the_last_save_counts(store: TaskStore) -> None:
+async def test_the_last_save_counts(store: Store) -> None:
     for state in ("SUBMITTED", "WORKING", "COMPLETED"):
         await store.save(task("t", state, text=state), context())
     read = await store.get("t", context())
@@ -89,7 +86,7 @@ async def test_the_last_save_counts(store: TaskStore) -> None:
     assert await ids(store) == ["t"]
 
 
-async def test_changing_what_was_read_or_ended_changes_nothing_stored(store: TaskStore) -> None:
+async def test_changing_what_was_read_or_ended_changes_nothing_stored(store: Store) -> None:
     saved = task("t", "COMPLETED", text="as it was")
     await store.save(saved, context())
     saved.artifacts[0].parts[0].text = "changed"
@@ -100,7 +97,7 @@ async def test_changing_what_was_read_or_ended_changes_nothing_stored(store: Tas
     assert again == task("t", "COMPLETED", text="as it was")
 
 
-async def test_a_task_belongs_to_its_peer(store: TaskStore) -> None:
+async def test_a_task_belongs_to_its_peer(store: Store) -> None:
     await store.save(task("t", text="alice's"), context("alice"))
     assert await store.get("t", context("bob")) is None
     assert await ids(store, "bob") == []
@@ -111,7 +108,7 @@ async def test_a_task_belongs_to_its_peer(store: TaskStore) -> None:
     assert read.artifacts[0].parts[0].text == "alice's"
 
 
-async def test_a_deleted_task_is_gone_and_deleting_none_is_no_error(store: TaskStore) -> None:
+async def test_a_deleted_task_is_gone_and_deleting_none_is_no_error(store: Store) -> None:
     await store.save(task("t", "WORKING"), context())
     await store.delete("t", context())
     await store.delete("t", context())
@@ -119,13 +116,13 @@ async def test_a_deleted_task_is_gone_and_deleting_none_is_no_error(store: TaskS
     assert await ids(store) == []
 
 
-async def test_the_newest_come_first_and_those_without_a_time_last(store: TaskStore) -> None:
+async def test_the_newest_come_first_and_those_without_a_time_last(store: Store) -> None:
     for name, at in (("b", 5), ("none", None), ("a", 5), ("new", 9), ("old", 1)):
         await store.save(task(name, at=at), context())
     assert await ids(store) == ["new", "b", "a", "old", "none"]
 
 
-async def test_a_listing_can_be_filtered(store: TaskStore) -> None:
+async def test_a_listing_can_be_filtered(store: Store) -> None:
     await store.save(task("a", "WORKING", "one", at=1), context())
     await store.save(task("b", "COMPLETED", "one", at=2), context())
     await store.save(task("c", "COMPLETED", "two", at=3), context())
@@ -137,7 +134,7 @@ async def test_a_listing_can_be_filtered(store: TaskStore) -> None:
     assert await ids(store, context_id="two", status=TaskState.TASK_STATE_WORKING) == []
 
 
-async def test_pages_follow_each_other_even_when_tasks_go(store: TaskStore) -> None:
+async def test_pages_follow_each_other_even_when_tasks_go(store: Store) -> None:
     for i in range(5):
         await store.save(task(f"t{i}", at=i), context())
     first = await store.list(ListTasksRequest(page_size=2), context())
@@ -151,7 +148,7 @@ async def test_pages_follow_each_other_even_when_tasks_go(store: TaskStore) -> N
     assert rest.next_page_token == ""
 
 
-async def test_a_page_token_of_an_older_sdk_names_the_first_task(store: TaskStore) -> None:
+async def test_a_page_token_of_an_older_sdk_names_the_first_task(store: Store) -> None:
     for i in range(4):
         await store.save(task(f"t{i}", at=i), context())
     await store.save(task("none"), context())
@@ -163,7 +160,7 @@ async def test_a_page_token_of_an_older_sdk_names_the_first_task(store: TaskStor
         await ids(store, page_token="!")
 
 
-async def test_a_long_context_and_odd_characters_are_kept(store: TaskStore) -> None:
+async def test_a_long_context_and_odd_characters_are_kept(store: Store) -> None:
     odd = "Ünï 🙂'\"\\;--" * 20
     await store.save(task("t", context_id=odd[:256], text=odd), context())
     read = await store.get("t", context())
@@ -172,7 +169,7 @@ async def test_a_long_context_and_odd_characters_are_kept(store: TaskStore) -> N
     assert await ids(store, context_id=odd[:256]) == ["t"]
 
 
-async def test_a_nul_character_spoils_nothing(store: TaskStore) -> None:
+async def test_a_nul_character_spoils_nothing(store: Store) -> None:
     saved = task("t", "FAILED", text="a\x00b")
     saved.status.message.parts.add(text="tool said \x00")
     await store.save(saved, context())
@@ -180,11 +177,49 @@ async def test_a_nul_character_spoils_nothing(store: TaskStore) -> None:
     assert await ids(store, status=TaskState.TASK_STATE_FAILED) == ["t"]
 
 
-async def test_many_saves_at_once_are_all_kept(store: TaskStore) -> None:
+async def test_many_saves_at_once_are_all_kept(store: Store) -> None:
     tasks = [task(f"t{i}", text="x" * i) for i in range(100)]
     await asyncio.gather(*(store.save(t, context()) for t in tasks))
     for saved in tasks:
         assert await store.get(saved.id, context()) == saved
+
+
+async def test_saves_of_one_task_at_once_leave_it_readable(store: Store) -> None:
+    states = ["SUBMITTED", "WORKING", "INPUT_REQUIRED"] * 5
+    tasks = [task("t", state, text=f"{i}") for i, state in enumerate(states)]
+    await asyncio.gather(*(store.save(t, context()) for t in tasks))
+    assert await store.get("t", context()) in tasks
+    assert await ids(store) == ["t"]
+
+
+async def test_ids_may_have_256_characters(store: Store) -> None:
+    long = "i" * 256
+    saved = task(long, "FAILED", "c" * 256, at=1)
+    saved.history.add(message_id="m" * 256)
+    await store.save(saved, context("p" * 256))
+    assert await store.get(long, context("p" * 256)) == saved
+    assert await ids(store, "p" * 256, context_id="c" * 256) == [long]
+    await store.push_configs.set_info(long, push("x" * 256), context("p" * 256))
+    (config,) = await store.push_configs.get_info(long, context("p" * 256))
+    assert config.id == "x" * 256
+
+
+async def test_an_id_with_a_nul_character_is_not_found(store: Store) -> None:
+    await store.save(task("t"), context())
+    assert await store.get("t\0", context()) is None
+    assert await ids(store, context_id="c\0") == []
+    await store.delete("t\0", context())
+    assert await ids(store) == ["t"]
+
+
+async def test_a_large_task_is_kept_whole(store: Store) -> None:
+    large = task("t", text="ä" * 5_000_000)
+    await store.save(large, context())
+    assert await store.get("t", context()) == large
+
+
+async def test_a_sound_store_passes_its_check(store: Store) -> None:
+    await store.check()
 
 
 def push(config_id: str = "", url: str = "https://example.org/hook") -> TaskPushNotificationConfig:
@@ -221,6 +256,120 @@ async def test_push_configurations_belong_to_their_peer_and_all_are_sent_to(
     await configs.delete_info("task", context("bob"), "a")
     assert [c.id for c in await configs.get_info("task", context("alice"))] == ["a"]
     assert sorted(c.id for c in await configs.get_info_for_dispatch("task")) == ["a", "b"]
+
+
+# Sizes and retention.
+
+
+async def test_the_bytes_of_each_owner_are_those_of_its_tasks(store: Store) -> None:
+    tasks = [task(f"t{i}", state, text="x" * i) for i, state in enumerate(["WORKING", "FAILED"])]
+    for each in tasks:
+        await store.save(each, context("alice"))
+        await store.save(each, context("bob"))
+    await store.save(tasks[0], context("bob"))
+    await store.delete("t1", context("bob"))
+    assert dict(await store.bytes_by_owner()) == {
+        "alice": tasks[0].ByteSize() + tasks[1].ByteSize(),
+        "bob": tasks[0].ByteSize(),
+    }
+
+
+async def prune_all(store: Store, before: float, keep: int) -> int:
+    deleted = 0
+    while batch := await store.prune(before, keep):
+        deleted += batch
+    return deleted
+
+
+async def test_old_tasks_are_pruned_with_their_push_configurations(store: Store) -> None:
+    deleted: list[tuple[str, str, int]] = []
+    store.on_deleted = lambda *task: deleted.append(task)
+    tasks = [*(task(f"t{i}") for i in range(250)), task("working", "WORKING")]
+    await asyncio.gather(*(store.save(t, context()) for t in tasks))
+    for task_id in ("t1", "working"):
+        await store.push_configs.set_info(task_id, push("c"), context())
+    assert await prune_all(store, time.time() - 60, 0) == 0
+    assert await prune_all(store, time.time() + 60, 0) == 250
+    assert await ids(store) == ["working"]
+    assert await store.push_configs.get_info_for_dispatch("t1") == []
+    assert len(await store.push_configs.get_info_for_dispatch("working")) == 1
+    assert sorted(deleted) == sorted(("alice", t.id, t.ByteSize()) for t in tasks[:-1])
+
+
+async def test_only_the_last_tasks_are_kept_if_so_set(store: Store) -> None:
+    for each in (task("working", "WORKING"), *(task(f"t{i}") for i in range(6))):
+        await store.save(each, context())
+    assert await prune_all(store, 0, 2) == 4
+    assert await prune_all(store, 0, 2) == 0
+    assert sorted(await ids(store)) == ["t4", "t5", "working"]
+
+
+# What outlives the process.
+
+
+async def test_what_was_saved_is_there_after_a_restart(reopen: Reopen) -> None:
+    saved = task("t", "COMPLETED", at=5, text="kept")
+    async with reopen() as store:
+        await store.save(saved, context())
+        await store.push_configs.set_info("t", push("c"), context())
+    async with reopen() as store:
+        assert await store.get("t", context()) == saved
+        assert (await store.push_configs.get_info("t", context()))[0].url == push().url
+        assert dict(await store.bytes_by_owner()) == {"alice": saved.ByteSize()}
+
+
+async def test_the_sweep_ends_what_has_no_end_and_nothing_else(reopen: Reopen) -> None:
+    open_states = ("SUBMITTED", "WORKING", "INPUT_REQUIRED", "AUTH_REQUIRED")
+    ended = [task(s, s, text=s) for s in ("COMPLETED", "FAILED", "CANCELED", "REJECTED")]
+    unfinished = [task(f"{s}{i}", s, text=s) for s in open_states for i in range(150)]
+
+    def end(each: Task) -> None:
+        each.status.CopyFrom(task("", "FAILED").status)
+
+    async with reopen() as store:
+        await asyncio.gather(*(store.save(t, context()) for t in ended + unfinished))
+    async with reopen() as store:
+        assert await store.sweep(end) == 600
+        assert await store.sweep(end) == 0
+        for before in ended:
+            assert await store.get(before.id, context()) == before
+        for before in unfinished:
+            after = await store.get(before.id, context())
+            assert after is not None
+            assert after.status.state == task("", "FAILED").status.state
+            assert after.artifacts == before.artifacts
+
+
+def begun_by(message_id: str, task_id: str, state: str = "COMPLETED") -> Task:
+    begun = task(task_id, state, f"context of {task_id}")
+    if message_id:
+        begun.history.add(message_id=message_id).parts.add(text="hi")
+    return begun
+
+
+async def test_messages_that_began_tasks_are_remembered(reopen: Reopen) -> None:
+    began = time.time()
+    async with reopen() as store:
+        for each in (
+            begun_by("m1", "t1"),
+            begun_by("m2", "t2", "WORKING"),
+            begun_by("m3", "t3", "REJECTED"),
+            begun_by("", "t4"),
+        ):
+            await store.save(each, context())
+        await store.save(begun_by("m1", "t5"), context("bob"))
+        again = begun_by("m2", "t2")
+        again.history.add(message_id="answer")
+        await store.save(again, context())
+    async with reopen() as store:
+        sent = await store.messages(began - 1)
+        assert await store.messages(time.time() + 1) == []
+    assert [(s.owner, s.context_id, s.message_id, s.task_id) for s in sent] == [
+        ("alice", "context of t1", "m1", "t1"),
+        ("alice", "context of t2", "m2", "t2"),
+        ("bob", "context of t5", "m1", "t5"),
+    ]
+    assert all(began <= s.at <= time.time() for s in sent)
 
 
 # Whatever is done to it, a store answers as the SDK's in-memory store does.
@@ -274,16 +423,15 @@ async def same(store: TaskStore, model: TaskStore, steps: list[Any]) -> None:
 def test_a_sqlite_store_answers_as_the_one_in_memory(steps: list[Any]) -> None:
     async def compare() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            async with opened("sqlite", Path(folder) / "tasks.db") as (store, _):
+            async with opened("sqlite", Path(folder) / "tasks.db") as store:
                 await same(store, InMemoryTaskStore(), steps)
 
     asyncio.run(compare())
 
 
 async def test_a_postgresql_store_answers_as_the_one_in_memory(database: Postgres) -> None:
-    url = database.new_database().replace("postgresql:", "postgresql+asyncpg:")
     loop = asyncio.get_running_loop()
-    async with opened("postgresql", url) as (store, _):
+    async with opened("postgresql", database.new_database()) as store:
         await asyncio.to_thread(examples, lambda steps: afresh(store, steps, loop))
 
 
