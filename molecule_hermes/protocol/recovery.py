@@ -6,7 +6,6 @@ from a2a.types import Task, TaskStatusUpdateEvent
 
 from molecule_hermes.errors import Interrupted
 from molecule_hermes.protocol.status import fail, status_of
-from molecule_hermes.storage.contents import merge_text
 
 __all__ = ["InterruptedTasks"]
 
@@ -18,6 +17,5 @@ class InterruptedTasks:
         self.events: list[TaskStatusUpdateEvent] = []
 
     def end(self, task: Task) -> None:
-        merge_text(task)
         fail(task, Interrupted("the agent was restarted during the turn"))
         self.events.append(status_of(task))

@@ -86,14 +86,17 @@ class Postgres:
         """Every process of the server is stopped, and none answers; TCP connects all the same."""
         assert self._process is not None
         server = psutil.Process(self._process.pid)
-        processes = [server, *server.children(recursive=True)]
+        server.suspend()  # first, so that it starts no other
+        processes = [*server.children(), server]
         for process in processes:
-            process.suspend()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
         try:
             yield
         finally:
             for process in processes:
-                process.resume()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.resume()
 
     def backends(self, name: str) -> list[psutil.Process]:
         """The processes that serve connections to the database."""
