@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
 
 from a2a.types import (
     AgentCapabilities,
@@ -93,9 +94,12 @@ def _modes(modes: Mapping[Feature, tuple[str, ...]], features: frozenset[Feature
 
 
 def _interfaces(url: str, compat_v03: bool) -> list[AgentInterface]:
+    # A proxy that serves a path often serves what is below it, and redirects the path itself,
+    # which turns a POST into a GET.
+    rpc_url = f"{url}/" if urlsplit(url).path else url
     versions = ["1.0", "0.3"] if compat_v03 else ["1.0"]
     return [
-        AgentInterface(protocol_binding=binding, protocol_version=version, url=url)
+        AgentInterface(protocol_binding=binding, protocol_version=version, url=address)
         for version in versions
-        for binding in ("JSONRPC", "HTTP+JSON")
+        for binding, address in (("JSONRPC", rpc_url), ("HTTP+JSON", url))
     ]

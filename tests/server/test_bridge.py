@@ -89,7 +89,8 @@ async def test_the_public_url_is_on_the_card_and_its_path_is_served(
         assert b.url == "https://agents.example/hermes"
         async with httpx.AsyncClient(base_url=b.local_url) as http:
             card = (await http.get(CARD)).json()
-            assert card["supportedInterfaces"][0]["url"] == "https://agents.example/hermes"
+            urls = [interface["url"] for interface in card["supportedInterfaces"][:2]]
+            assert urls == ["https://agents.example/hermes/", "https://agents.example/hermes"]
             for path in ("/", "/hermes", "/hermes/"):
                 answered = await http.post(
                     path,
