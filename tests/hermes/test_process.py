@@ -5,22 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
-from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError, Unreachable
+from molecule_hermes.hermes import process
+from molecule_hermes.hermes.gateway_log import GatewayLog
 from molecule_hermes.hermes.home import HermesHome
-from molecule_hermes.hermes.home_setup import api_address
 from molecule_hermes.hermes.process import Gateway
-from molecule_hermes.net.ports import require_free_port
-from tests.support.serving import free_port
 from tests.support.waiting import until
 
 STAYS = (
@@ -41,6 +40,16 @@ KILLED = (
     "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
     " start_new_session=True, env=os.environ | {'_HERMES_GATEWAY': '1'});"
     "print(child.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+)
+
+TALKS = "import time\nwhile True:\n    print('x' * 999, flush=True); time.sleep(0.01)"
+
+# hermes_cli/gateway.py:4964 of 0.19.0 writes this to its log.
+PAUSES = (
+    "import os, time; os.makedirs('logs', exist_ok=True);"
+    "open('logs/errors.log', 'a').write('2026-01-01 00:00:00,000 WARNING hermes_cli.gateway: '"
+    "'Gateway (re)started 6 times in 120s — backing off 10s to break a respawn storm.\\n');"
+    "time.sleep(60)"
 )
 
 
@@ -65,7 +74,7 @@ def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
 
 
-async def test_it_runs_until_it_is_left_and_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_it_runs_inside_the_block_and_leaves_no_process_behind(tmp_path: Path) -> None:
     async with gateway(tmp_path, STAYS) as running:
         await running.check()
         pid = running.pid
@@ -85,21 +94,21 @@ async def test_a_process_that_ignores_sigterm_is_killed_with_what_it_started(
     assert is_gone(child)
 
 
-async def test_whoever_is_in_haste_does_not_wait_for_it(tmp_path: Path) -> None:
+async def test_a_second_signal_kills_it_without_waiting(tmp_path: Path) -> None:
     async with asyncio.timeout(10), gateway(tmp_path, STUBBORN) as running:
         child = int(await until_logged(running))
         asyncio.get_running_loop().call_later(0.2, running.hasten.set)
     assert is_gone(child)
 
 
-async def test_a_death_is_told_and_it_comes_back(tmp_path: Path) -> None:
-    told: list[str] = []
-    async with gateway(tmp_path, STAYS, on_change=told.append) as running:
+async def test_a_death_is_reported_and_it_is_restarted(tmp_path: Path) -> None:
+    reported: list[str] = []
+    async with gateway(tmp_path, STAYS, on_change=reported.append) as running:
         first = running.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
         await until(lambda: running.pid not in (None, first))
-    assert told == ["Hermes ended with code -9; starting it again in 1 s"]
+    assert reported == ["Hermes ended with code -9; restarting it in 1 s"]
 
 
 async def test_dying_again_and_again_gives_up_with_the_last_lines(tmp_path: Path) -> None:
@@ -118,7 +127,9 @@ async def test_peers_tokens_stay_out_of_its_environment_and_secrets_out_of_the_t
     assert "hunter2222" not in tail
 
 
-async def test_a_gateway_on_the_same_home_is_told_by_its_pid(tmp_path: Path) -> None:
+async def test_a_second_gateway_on_the_same_folder_is_refused_with_the_pid_of_the_first(
+    tmp_path: Path,
+) -> None:
     async with gateway(tmp_path, "import time; 'hermes'; time.sleep(60)") as running:
         pid_file = running.home.path / "gateway.pid"
         pid_file.write_text(json.dumps({"pid": running.pid}))
@@ -126,54 +137,29 @@ async def test_a_gateway_on_the_same_home_is_told_by_its_pid(tmp_path: Path) -> 
             gateway(tmp_path, STAYS).require_alone()
 
 
-def test_a_taken_port_is_named_with_its_owner_and_the_way_out() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(StartError, match=rf"port {port}.*pid {os.getpid()}.*VAR=1"):
-            require_free_port("127.0.0.1", port, "VAR", "1")
-    require_free_port("127.0.0.1", free_port(), "VAR", "1")
-
-
-def test_a_hermes_elsewhere_is_not_ours_to_start() -> None:
-    remote = Settings.from_env({"HERMES_API_BASE": "http://10.0.0.1:8642/v1"})
-    with pytest.raises(StartError, match="serve"):
-        api_address(remote)
-    assert api_address(Settings.from_env({})) == ("127.0.0.1", 8642)
-
-
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
-def test_a_host_of_another_machine_is_not_called_a_taken_port(host: str) -> None:
-    with pytest.raises(StartError, match=f"^{host} is no address of this machine"):
-        require_free_port(host, free_port(), "MOLECULE_HERMES_PORT", "8001")
-
-
-def test_an_address_in_brackets_is_an_address() -> None:
-    require_free_port("[::1]", free_port(), "MOLECULE_HERMES_PORT", "8001")
-
-
-async def test_what_a_killed_gateway_leaves_behind_is_ended(tmp_path: Path) -> None:
+async def test_processes_that_a_killed_gateway_leaves_behind_are_killed(tmp_path: Path) -> None:
     changed = asyncio.Event()
     async with gateway(tmp_path, KILLED, on_change=lambda _: changed.set()) as running:
         await asyncio.wait_for(changed.wait(), 10)
         assert not psutil.pid_exists(int(running.log_tail()))
 
 
-async def test_no_proxy_stands_before_this_machine(tmp_path: Path) -> None:
+async def test_it_uses_no_proxy_for_this_machine(tmp_path: Path) -> None:
     async with gateway(tmp_path, STAYS) as running:
         await until(lambda: "127.0.0.1,localhost'" in running.log_tail())
 
 
-async def test_what_an_earlier_gateway_left_behind_is_ended_at_the_start(tmp_path: Path) -> None:
+async def test_processes_that_an_earlier_gateway_left_behind_are_killed_at_the_start(
+    tmp_path: Path,
+) -> None:
     environ = dict(os.environ) | {"_HERMES_GATEWAY": "1", "HERMES_HOME": str(tmp_path / "home")}
     left = subprocess.Popen(["sleep", "60"], env=environ)
     async with gateway(tmp_path, STAYS):
         assert left.poll() is not None
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a parent's death")
-async def test_a_killed_bridge_takes_a_gateway_along_that_ignores_sigterm(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills the child of a dead parent")
+async def test_a_gateway_that_ignores_sigterm_dies_with_a_killed_bridge(tmp_path: Path) -> None:
     bridge = f"""
 import asyncio, pathlib
 from tests.hermes.test_process import STUBBORN, gateway
@@ -189,8 +175,56 @@ asyncio.run(main())
     )
     assert process.stdout is not None
     pid = int(await asyncio.wait_for(process.stdout.readline(), 20))
-    log = await until((tmp_path / "gateway.log").read_text)
+    child = await until(GatewayLog(tmp_path / "gateway.log").tail)
     process.kill()
     await process.wait()
     await until(lambda: is_gone(pid))
-    psutil.Process(int(log)).kill()
+    psutil.Process(int(child)).kill()
+
+
+async def test_the_log_keeps_what_a_crashed_process_wrote(tmp_path: Path) -> None:
+    for _ in range(2):
+        async with gateway(tmp_path, DIES, max_restarts=1) as running, asyncio.timeout(10):
+            with pytest.raises(StartError):
+                await running.failed()
+    log = running.log_file.read_text().splitlines()
+    assert log.count("cannot start") == 4
+    starts = [line for line in log if line.startswith("--- Hermes starts ")]
+    assert len(starts) == 4
+    assert all(re.fullmatch(r"--- Hermes starts \d{4}-\d\d-\d\dT\S+ ---", s) for s in starts)
+
+
+async def test_the_log_of_a_running_process_stays_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_LOG_CHECK_INTERVAL", 0.02)
+    monkeypatch.setattr(process, "GatewayLog", partial(GatewayLog, max_bytes=10_000))
+    made = gateway(tmp_path, TALKS)
+    made.watch(made.check)
+    log, old = tmp_path / "gateway.log", tmp_path / "gateway.log.1"
+    async with made:
+        await until(old.exists)
+        await until(lambda: old.stat().st_size > 10_000 > log.stat().st_size > 0)
+
+
+async def test_a_pause_that_hermes_makes_before_it_boots_is_known(tmp_path: Path) -> None:
+    async with gateway(tmp_path, PAUSES) as running:
+        pause = await until(running.respawn_pause)
+    assert "started 6 times in 120 s" in str(pause)
+    assert "sleeps for 10 s" in str(pause)
+
+
+async def test_a_hermes_that_pauses_before_it_boots_is_not_killed_as_stuck(tmp_path: Path) -> None:
+    """It served before, does not serve now, and is past its start timeout."""
+
+    async def check() -> None:
+        raise Unreachable("not yet")
+
+    made = gateway(tmp_path, PAUSES, start_timeout=3.0)
+    made.watch(check)
+    made.has_served = True
+    async with made as running:
+        first = running.pid
+        await until(running.respawn_pause, 2.5)
+        with pytest.raises(TimeoutError):
+            await until(lambda: running.pid != first, 4.0)
