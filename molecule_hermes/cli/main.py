@@ -130,18 +130,18 @@ def _plugin_command(commands: argparse._SubParsersAction[argparse.ArgumentParser
 
 
 def _up(options: argparse.Namespace) -> int:
-    from molecule_hermes.cli.launch import up
+    from molecule_hermes.cli.up import up
 
     settings, environ = _guarded(options)
-    way, keep = options.transport, options.keep_config
-    return _run(up(settings, environ, _say, way=way, keep_config=keep))
+    transport, keep = options.transport, options.keep_config
+    return _run(up(settings, environ, _say, transport=transport, keep_config=keep))
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from molecule_hermes.cli.launch import serve
+    from molecule_hermes.cli.serve import serve
 
     settings, environ = _guarded(options)
-    return _run(serve(settings, environ, _say, way=options.transport))
+    return _run(serve(settings, environ, _say, options.transport))
 
 
 def _send(options: argparse.Namespace) -> int:

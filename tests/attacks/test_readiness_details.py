@@ -27,7 +27,7 @@ PROBES = ("/readyz", "/healthz", "/startupz")
 INTERNAL = ("10.1.2.3", "8645", "hermes.internal", "/var/lib", "gateway.log", "tasks.db")
 WARNING = (
     "the plugin is not bound: the bridge looks for it at port 8645, "
-    "/var/lib/hermes/config.yaml says 9999; going on over chat completions"
+    "/var/lib/hermes/config.yaml says 9999; continuing over chat completions"
 )
 FORWARDED = (
     {"X-Forwarded-For": "203.0.113.7"},

@@ -134,7 +134,7 @@ async def test_a_plugin_that_is_not_bound_says_exactly_why(
                 ready = (await http.get(stack.url + "/readyz")).json()
                 card = (await http.get(stack.url + "/.well-known/agent-card.json")).json()
             assert cause in ready["warnings"][0]
-            assert "going on over chat completions" in card["description"]
+            assert "continuing over chat completions" in card["description"]
             if "--keep-config" not in options:
                 async with peer(stack.url) as client:
                     assert (await ask(client, "hi")).states[-1] == "COMPLETED"

@@ -20,6 +20,9 @@ from a2a.types import GetTaskRequest, ListTasksRequest
 from a2a.utils.errors import TaskNotFoundError
 
 from molecule_hermes.client.connection import message
+from molecule_hermes.config import Settings
+from molecule_hermes.hermes.home import HermesHome
+from molecule_hermes.hermes.providers import demo_choice
 from tests.support.peers import Turn, ask, peer, reply_text
 from tests.support.stack import Stack, environment, secrets_in, up
 from tests.support.waiting import until
@@ -245,3 +248,30 @@ async def test_a_signal_while_starting_ends_it_cleanly(tmp_path: Path) -> None:
         await until(lambda: "model" in stack.output)
         assert await stack.stop(signal.SIGINT) == 0
         assert "Traceback" not in stack.output
+
+
+def _started_often(environ: dict[str, str]) -> HermesHome:
+    """A folder on which Hermes was started ten times just now, as Hermes records it."""
+    home = HermesHome(Settings.from_env(environ).home)
+    home.create()
+    starts = "".join(f"{time.time() - age!r}\n" for age in range(10))
+    (home.path / "gateway-starts.log").write_text(starts)
+    return home
+
+
+async def test_many_starts_in_a_short_time_do_not_delay_the_next_one(tmp_path: Path) -> None:
+    environ = environment(tmp_path)
+    home = _started_often(environ)
+    async with up(environ) as stack:
+        assert "before it boots" not in stack.output
+    assert "respawn storm" not in (home.path / "logs" / "errors.log").read_text()
+
+
+async def test_a_hermes_that_sleeps_after_many_starts_is_explained(tmp_path: Path) -> None:
+    """With `--keep-config` the folder's own settings count, and Hermes sleeps without a word."""
+    environ = environment(tmp_path)
+    home = _started_often(environ)
+    home.set_model(demo_choice("http://127.0.0.1:9/v1").block)
+    async with up(environ, "--keep-config", ready=False) as stack:
+        await until(lambda: "gateway.respawn_storm.max_starts to 0" in stack.output, 60)
+    assert "Hermes was started 11 times in 120 s and now sleeps for" in stack.output

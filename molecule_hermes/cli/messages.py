@@ -1,0 +1,77 @@
+"""What `up` and `serve` print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from molecule_hermes import __version__
+from molecule_hermes.client.terminal import command_name
+from molecule_hermes.config import Settings, unknown_variables
+from molecule_hermes.hermes.credentials import SHARED_TOOLSETS
+from molecule_hermes.hermes.home import HermesHome
+from molecule_hermes.hermes.providers import ModelChoice, keys_that_are_set
+from molecule_hermes.plugin.settings import API_KEY, SECRET
+from molecule_hermes.server.assembly import TransportName
+from molecule_hermes.server.bridge import Bridge
+
+__all__ = ["Say", "introduce", "ready", "stopping", "warn_of_unknown_variables"]
+
+Say = Callable[[str], None]
+
+
+def introduce(
+    settings: Settings,
+    environ: Mapping[str, str],
+    model: ModelChoice,
+    home: HermesHome,
+    say: Say,
+) -> None:
+    """What `up` is about to run, and warnings about it."""
+    say(f"molecule-hermes {__version__}")
+    name = "the built-in demo model, not a real one" if model.is_demo else model.label
+    say(f"  model    {name} ({model.source})")
+    if keys := keys_that_are_set(environ):
+        say(f"  keys     {', '.join(keys)} (set)")
+    say(f"  home     {home.path}")
+    if settings.peer_tokens:
+        say(f"  peers    {', '.join(settings.peer_tokens)}")
+    if settings.has_several_peers:
+        say(_isolation(settings))
+    if not settings.owns_home and {API_KEY, SECRET} & home.read_env().keys():
+        say(f"  warning  {home.env_file} contains {API_KEY} or {SECRET}, and the agent's tools can")
+        say("           read it; remove these lines, and `up` generates new ones at each start")
+    warn_of_unknown_variables(environ, say)
+
+
+def _isolation(settings: Settings) -> str:
+    toolsets = ", ".join(SHARED_TOOLSETS)
+    if settings.shared_memory:
+        return f"  warning  all peers share {toolsets}: one peer may learn what another one said"
+    return f"  isolated {toolsets} are disabled (MOLECULE_HERMES_SHARED_MEMORY=true enables them)"
+
+
+def warn_of_unknown_variables(environ: Mapping[str, str], say: Say) -> None:
+    for name, nearest in unknown_variables(environ).items():
+        suggestion = f"; did you mean {nearest}?" if nearest else " and has no effect"
+        say(f"  warning  {name} is not a setting{suggestion}")
+
+
+def ready(url: str, transport: TransportName, model: ModelChoice, *, tokens: bool) -> str:
+    command = command_name()
+    token = " --token TOKEN" if tokens else ""
+    through = "the plugin" if transport == "plugin" else "chat completions"
+    demo = "\nSet a model key (such as OPENROUTER_API_KEY) for a real model.\n"
+    return (
+        f"\nThe agent is ready: {url} (Hermes through {through})\n"
+        f"  card     {url}/.well-known/agent-card.json\n"
+        f'  talk     {command} send --url {url}{token} "Hello"\n'
+        f"  check    {command} doctor --url {url}{token}\n"
+        f"  stop     Ctrl-C\n" + (demo if model.is_demo else "")
+    )
+
+
+def stopping(bridge: Bridge, settings: Settings) -> str:
+    if not bridge.turns:
+        return "stopping…"
+    turns = "1 turn has" if bridge.turns == 1 else f"{bridge.turns} turns have"
+    return f"stopping… {turns} {settings.drain_timeout:g} s to end (Ctrl-C again stops at once)"

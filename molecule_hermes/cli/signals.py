@@ -1,0 +1,52 @@
+"""SIGINT and SIGTERM for the commands that serve."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Self
+
+__all__ = ["Signals"]
+
+
+class Signals:
+    """Turns SIGINT and SIGTERM into an event. A second signal calls the `on_second` callbacks."""
+
+    def __init__(self) -> None:
+        self._stop = asyncio.Event()
+        self.on_second: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._received)
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _received(self) -> None:
+        if self._stop.is_set():
+            for callback in self.on_second:
+                callback()
+        self._stop.set()
+
+    async def wait(self, *others: Awaitable[None]) -> bool:
+        """Waits for a signal or the first of the others, which are then canceled.
+
+        Returns whether one of the others came first, and raises what it raised.
+        """
+        stop = asyncio.ensure_future(self._stop.wait())
+        tasks = [asyncio.ensure_future(other) for other in others]
+        try:
+            await asyncio.wait({stop, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
+                    return True
+            return False
+        finally:
+            for waiter in (stop, *tasks):
+                waiter.cancel()
+            await asyncio.gather(stop, *tasks, return_exceptions=True)
