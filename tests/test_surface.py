@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import pkgutil
 import re
 import subprocess
@@ -85,6 +87,87 @@ def test_what_others_import_is_where_the_design_says() -> None:
 
     assert {"execute", "cancel"} <= set(dir(HermesAgentProxyExecutor))
     assert {"run", "cancel", "check"} <= set(dir(Transport))
+
+
+SDK = "a2a"
+
+
+def _private_names_of_the_sdk(source: str) -> list[str]:
+    """Imports of the SDK with a private name, private attributes of what was imported from it,
+    and private attributes of its base classes that a subclass reads."""
+    tree = ast.parse(source)
+    imported = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and _is_sdk(node.module or ""):
+            for name in node.names:
+                imported[name.asname or name.name] = f"{node.module}.{name.name}"
+        elif isinstance(node, ast.Import):
+            for name in node.names:
+                if _is_sdk(name.name):
+                    imported[(name.asname or name.name).split(".")[0]] = name.name
+    found = [path for path in imported.values() if _is_private(path)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            path = ast.unparse(node)
+            if path.split(".")[0] in imported and _is_private(path):
+                found.append(path)
+        elif isinstance(node, ast.ClassDef):
+            found += _inherited_private_names(node, imported)
+    return found
+
+
+def _inherited_private_names(node: ast.ClassDef, imported: dict[str, str]) -> list[str]:
+    """What a subclass reads of itself and does not define, but its base in the SDK does."""
+    found = []
+    used = {
+        each.attr
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name | ast.Call)
+    }
+    for base in node.bases:
+        path = imported.get(ast.unparse(base))
+        if path is None:
+            continue
+        module, _, name = path.rpartition(".")
+        cls = getattr(importlib.import_module(module), name)
+        for known in cls.__mro__[:-1]:
+            if _is_sdk(known.__module__):
+                names = set(vars(known)) | set(re.findall(r"self\.(\w+)", inspect.getsource(known)))
+                found += [f"{path}.{name}" for name in used & names if _is_private(name)]
+    return found
+
+
+def _is_sdk(module: str) -> bool:
+    return module.split(".", maxsplit=1)[0] == SDK
+
+
+def _is_private(path: str) -> bool:
+    return any(re.match(r"_(?!_)|__\w+(?<!__)$", name) for name in path.split("."))
+
+
+@pytest.mark.parametrize("name", ["molecule_hermes", *MODULES])
+def test_no_private_name_of_the_sdk_is_used(name: str) -> None:
+    if name == "molecule_hermes.storage.postgresql.store":
+        pytest.xfail("it overrides how the SDK's store makes its rows")
+    module = importlib.import_module(name)
+    assert _private_names_of_the_sdk(Path(str(module.__file__)).read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from a2a.server.events import _queue",
+        "from a2a._base import Model",
+        "import a2a._base",
+        "from a2a.server import events\nevents._queue()",
+        "import a2a.server\na2a.server._state",
+        "from a2a.client import Client\nClient._create",
+        "from a2a.server.tasks import InMemoryTaskStore\n"
+        "class Mine(InMemoryTaskStore):\n    def all(self): return self._impl\n",
+    ],
+)
+def test_a_private_name_of_the_sdk_would_be_found(source: str) -> None:
+    assert _private_names_of_the_sdk(source)
 
 
 def test_the_readme_has_every_setting_with_its_default() -> None:
