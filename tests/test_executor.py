@@ -32,7 +32,7 @@ from molecule_hermes.turns.model import (
 from molecule_hermes.turns.scheduler import Scheduler
 from tests.conftest import StartBridge
 from tests.support.fakes import Answered, ScriptedTransport
-from tests.support.peers import Turn, ask, peer, reply_text, state
+from tests.support.peers import Turn, ask, peer, reply_text, send, state
 from tests.support.sdk_handler import run_executor
 from tests.support.waiting import until
 
@@ -47,7 +47,8 @@ async def test_a_turn_goes_from_submitted_to_completed_with_its_answer(bridge: S
         TextDelta("Hello "), TextDelta("you"), Completed("Hello you", Usage(1, 2, 3))
     )
     async with bridge(transport) as b, peer(b.url) as client:
-        turn = await ask(client, "hi", "ctx")
+        request = message("hi", "ctx")
+        turn = await send(client, request)
         task = await client.get_task(GetTaskRequest(id=turn.task_id))
     assert turn.states == ["SUBMITTED", "WORKING", "COMPLETED"]
     assert turn.text == reply_text(task) == "Hello you"
@@ -56,6 +57,7 @@ async def test_a_turn_goes_from_submitted_to_completed_with_its_answer(bridge: S
     assert task.history[0].parts[0].text == "hi"
     assert transport.turns[0].text == "hi"
     assert transport.turns[0].context_id == turn.context_id == "ctx"
+    assert transport.turns[0].a2a_message_id == request.message.message_id
 
 
 async def test_an_answer_that_differs_from_what_was_streamed_replaces_it(

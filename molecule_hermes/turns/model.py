@@ -51,6 +51,8 @@ class Turn:
     task_id: str
     text: str
     attachments: tuple[Attachment, ...] = ()
+    a2a_message_id: str = ""
+    """The peer's own name for the message, for logs; `message_id` is the bridge's."""
 
     @property
     def conversation(self) -> str:

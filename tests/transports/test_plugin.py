@@ -167,7 +167,7 @@ async def transport(plugin: FakePlugin) -> AsyncIterator[PluginTransport]:
 
 
 def turn(name: str = "m-1", text: str = "ping") -> Turn:
-    return Turn(name, "alice", "ctx", f"task-{name}", text)
+    return Turn(name, "alice", "ctx", f"task-{name}", text, a2a_message_id=f"peer's {name}")
 
 
 async def run(transport: PluginTransport, turn_: Turn | None = None) -> list[TurnEvent]:
@@ -188,7 +188,11 @@ async def test_a_turn_is_sent_and_called_back(
     (body,) = plugin.received
     assert body["chat_id"] == turn().conversation
     assert (body["peer_id"], body["content"]) == ("alice", "ping")
-    assert body["metadata"] == {"a2a_task_id": "task-m-1", "a2a_context_id": "ctx"}
+    assert body["metadata"] == {
+        "a2a_message_id": "peer's m-1",
+        "a2a_task_id": "task-m-1",
+        "a2a_context_id": "ctx",
+    }
     assert plugin.canceled == []
 
 

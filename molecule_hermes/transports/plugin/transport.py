@@ -245,7 +245,9 @@ class PluginTransport:
                 Attachment(item.name, item.media_type, item.data) for item in turn.attachments
             ),
             metadata=Origin(
-                a2a_task_id=_label(turn.task_id), a2a_context_id=_label(turn.context_id)
+                a2a_message_id=_label(turn.a2a_message_id),
+                a2a_task_id=_label(turn.task_id),
+                a2a_context_id=_label(turn.context_id),
             ),
             bridge=self._name,
         )
