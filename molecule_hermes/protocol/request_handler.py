@@ -56,6 +56,7 @@ from molecule_hermes.protocol.task_log import Subscription, TaskLog
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.protocol.validation import (
     require_interrupted,
+    require_known_status,
     require_open,
     require_page_token,
     require_room_for_answer,
@@ -134,6 +135,7 @@ class BridgeRequestHandler(RequestHandler):
         if params.HasField("page_size"):
             validate_page_size(params.page_size)
         require_page_token(params.page_token)
+        require_known_status(params.status)
         page = await self._tasks.list(params, context)
         for task in page.tasks:
             if not params.include_artifacts:

@@ -11,6 +11,7 @@ __all__ = [
     "MAX_ANSWERS",
     "MAX_ID",
     "require_interrupted",
+    "require_known_status",
     "require_open",
     "require_page_token",
     "require_room_for_answer",
@@ -40,6 +41,22 @@ def require_page_token(token: str) -> None:
     """The SDK decodes any, and fails at one that is nested deeply."""
     if len(token) > MAX_PAGE_TOKEN:
         raise InvalidParamsError("Invalid page token")
+
+
+def require_known_status(status: object) -> None:
+    """Takes the filter of ListTasks as JSON or a query string holds it.
+
+    The SDK drops an unknown name while it parses the request, and lists all tasks.
+    """
+    if status in (None, ""):
+        return
+    is_name = status in TaskState.keys()  # noqa: SIM118 - not a dict
+    if isinstance(status, str) and status.isdecimal():
+        status = int(status)
+    is_number = not isinstance(status, bool) and status in TaskState.values()
+    if not is_name and not is_number:
+        names = ", ".join(TaskState.keys()[1:])
+        raise InvalidParamsError(f"unknown status {str(status)[:50]!r}; use one of {names}")
 
 
 def require_room_for_answer(task: Task, answer: Message) -> None:

@@ -14,11 +14,12 @@ from a2a.server.request_handlers import RequestHandler
 from a2a.server.request_handlers.response_helpers import build_error_response
 from a2a.server.routes import create_jsonrpc_routes
 from a2a.server.routes.jsonrpc_dispatcher import JsonRpcDispatcher
-from a2a.utils.errors import VersionNotSupportedError
+from a2a.utils.errors import InvalidParamsError, VersionNotSupportedError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message
 
+from molecule_hermes.protocol.validation import require_known_status
 from molecule_hermes.server.bodies import replay
 from molecule_hermes.server.list_tasks import without_empty_defaults
 from molecule_hermes.server.versions import V03, V10, CallContextBuilder, require_version
@@ -66,7 +67,9 @@ class JsonRpcEndpoint:
         if served is not None:
             try:
                 require_version(request, served, str(method))
-            except VersionNotSupportedError as error:
+                if method == "ListTasks" and isinstance(params := body.get("params"), dict):
+                    require_known_status(params.get("status"))
+            except (VersionNotSupportedError, InvalidParamsError) as error:
                 return JSONResponse(build_error_response(_id(body), error))
         response = await self._respond(request)
         return _without_empty_defaults(response) if method == "ListTasks" else response

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route, Router
 
+from molecule_hermes.protocol.validation import require_known_status
 from molecule_hermes.server.list_tasks import without_empty_defaults
 from molecule_hermes.server.v03_rest import decode_files_once, read_v03_message
 from molecule_hermes.server.versions import V03, V10, CallContextBuilder, require_version
@@ -63,6 +64,7 @@ def _versioned(endpoint: Endpoint, version: str) -> Endpoint:
 
 def _list_tasks(endpoint: Endpoint) -> Endpoint:
     async def handle(request: Request) -> Response:
+        require_known_status(request.query_params.get("status"))
         response = await endpoint(request)
         if response.status_code != 200:
             return response

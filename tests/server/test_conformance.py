@@ -8,7 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from a2a.types import Part
+from a2a.types import Part, Role
+from a2a.utils.errors import A2AError
 
 from molecule_hermes.client.connection import message
 from molecule_hermes.turns.model import Completed, FileProduced
@@ -236,6 +237,67 @@ async def test_empty_defaults_are_not_printed(bridge: StartBridge) -> None:
     assert nothing.json()["tasks"] == []
     assert nothing.json()["nextPageToken"] == ""
     assert nothing.json()["totalSize"] == 0
+
+
+@pytest.mark.parametrize(
+    "status", ["completed", "TASK_STATE_DONE", 99, "99", -1, True, [], "x" * 999]
+)
+async def test_an_unknown_status_filter_is_refused(bridge: StartBridge, status: Any) -> None:
+    transport = ScriptedTransport(Completed("x"))
+    async with bridge(transport) as b, httpx.AsyncClient(base_url=b.url, headers=V10) as http:
+        await http.post("/message:send", json=text_message())
+        over_rpc = (await http.post("/", json=rpc("ListTasks", {"status": status}))).json()
+        over_rest = await http.get("/tasks", params={"status": str(status)})
+    assert over_rpc["id"] == 1
+    assert over_rpc["error"]["code"] == -32602
+    assert over_rest.status_code == 400
+    for text in (over_rpc["error"]["message"], over_rest.json()["error"]["message"]):
+        assert "unknown status" in text
+        assert "TASK_STATE_COMPLETED" in text
+        assert len(text) < 500
+
+
+@pytest.mark.parametrize(
+    ("status", "found"),
+    [
+        (None, 1),
+        ("", 1),
+        ("TASK_STATE_UNSPECIFIED", 1),
+        ("TASK_STATE_COMPLETED", 1),
+        (3, 1),
+        ("TASK_STATE_FAILED", 0),
+    ],
+)
+async def test_a_known_status_filter_counts(bridge: StartBridge, status: Any, found: int) -> None:
+    transport = ScriptedTransport(Completed("x"))
+    async with bridge(transport) as b, httpx.AsyncClient(base_url=b.url, headers=V10) as http:
+        await http.post("/message:send", json=text_message())
+        over_rpc = (await http.post("/", json=rpc("ListTasks", {"status": status}))).json()
+        query = {} if status is None else {"status": str(status)}
+        over_rest = await http.get("/tasks", params=query)
+    assert over_rpc["result"]["totalSize"] == over_rest.json()["totalSize"] == found
+
+
+# Who speaks.
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("version", ["1.0", "0.3"])
+@pytest.mark.parametrize("binding", ["JSONRPC", "HTTP+JSON"])
+async def test_a_message_in_the_agents_role_is_refused(
+    bridge: StartBridge, binding: str, version: str, streaming: bool
+) -> None:
+    transport = ScriptedTransport(Completed("x"))
+    request = message("hi")
+    request.message.role = Role.ROLE_AGENT
+    async with (
+        bridge(transport) as b,
+        peer(b.url, binding=binding, version=version, streaming=streaming) as client,
+    ):
+        # The SDK's client of 0.3 over REST shows the status only.
+        with pytest.raises(A2AError, match=r"ROLE_USER|HTTP Error 400"):
+            await send(client, request)
+    assert transport.turns == []
 
 
 # Paths, cards and addresses.
