@@ -43,6 +43,7 @@ from molecule_hermes.protocol.active_turn import ActiveTurn
 from molecule_hermes.protocol.dialogue import Approvals, Dialogue
 from molecule_hermes.protocol.incoming import Attachments, without_bytes
 from molecule_hermes.protocol.reply import ReplyArtifact
+from molecule_hermes.protocol.states import state_name
 from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.transports.base import Transport
 from molecule_hermes.turns.model import Canceled, Completed, End, Failed, Turn, is_last
@@ -247,7 +248,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         figures = _figures(active, last)
         await active.updater.update_status(state, message, metadata=figures)
         self._metrics.turn_ended(
-            TaskState.Name(state).removeprefix("TASK_STATE_").lower(),
+            state_name(state),
             last.failure.kind if isinstance(last, Failed) else "",
             figures["durationSeconds"],
             figures.get("firstTextSeconds"),
@@ -262,6 +263,7 @@ def _turn(context: RequestContext) -> Turn:
         context_id=context.context_id or "",
         task_id=context.task_id or "",
         text="",
+        a2a_message_id=context.message.message_id if context.message is not None else "",
     )
 
 

@@ -32,19 +32,14 @@ from google.protobuf import json_format
 from molecule_hermes.client.connection import connect, message
 from molecule_hermes.client.terminal import Printer, forget_typed, read_line, status_in
 from molecule_hermes.errors import StartError
+from molecule_hermes.protocol.states import WORKING
 
 __all__ = ["INTERRUPTED", "send"]
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 
-_OPEN = frozenset(
-    {
-        TaskState.TASK_STATE_UNSPECIFIED,
-        TaskState.TASK_STATE_SUBMITTED,
-        TaskState.TASK_STATE_WORKING,
-    }
-)
+_OPEN = WORKING | {TaskState.TASK_STATE_UNSPECIFIED}
 
 _HINTS = {
     401: "pass a peer's token with --token",

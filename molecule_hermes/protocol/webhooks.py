@@ -21,7 +21,6 @@ from a2a.server.context import ServerCallContext
 from a2a.server.tasks import PushNotificationConfigStore, PushNotificationSender
 from a2a.server.tasks.push_notification_sender import PushNotificationEvent
 from a2a.types import (
-    Task,
     TaskArtifactUpdateEvent,
     TaskPushNotificationConfig,
     TaskStatusUpdateEvent,
@@ -35,7 +34,7 @@ from molecule_hermes.errors import StorageFailure
 from molecule_hermes.keyed_tasks import KeyedTasks
 from molecule_hermes.net.addresses import NotPublicError, PublicOnly
 from molecule_hermes.protocol.numbers import with_whole_numbers
-from molecule_hermes.storage.base import ENDED
+from molecule_hermes.protocol.states import ends
 
 __all__ = ["PushConfigs", "PushSender"]
 
@@ -187,7 +186,7 @@ class PushSender(PushNotificationSender):
         droppable = isinstance(event, TaskArtifactUpdateEvent)
         for config in configs:
             self._enqueue(_Notification(task_id, config, body, droppable))
-        if isinstance(event, Task | TaskStatusUpdateEvent) and event.status.state in ENDED:
+        if ends(event):
             self.configs.ended(task_id)
 
     def _enqueue(self, notification: _Notification) -> None:

@@ -7,18 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Self
 
 from a2a.server.tasks import PushNotificationConfigStore, TaskStore
-from a2a.types import Task, TaskState
+from a2a.types import Task
 
-__all__ = ["ENDED", "PATIENCE", "EndTask", "OnDeleted", "Sent", "Store", "call_limit"]
-
-ENDED = frozenset(
-    {
-        TaskState.TASK_STATE_COMPLETED,
-        TaskState.TASK_STATE_FAILED,
-        TaskState.TASK_STATE_CANCELED,
-        TaskState.TASK_STATE_REJECTED,
-    }
-)
+__all__ = ["PATIENCE", "EndTask", "OnDeleted", "Sent", "Store", "call_limit"]
 
 PATIENCE = 5.0
 """Seconds to wait for a lock, or for a connection to a database."""

@@ -12,7 +12,8 @@ from a2a.server.owner_resolver import resolve_user_scope
 from a2a.server.tasks import InMemoryPushNotificationConfigStore, InMemoryTaskStore
 from a2a.types import ListTasksRequest, ListTasksResponse, Task
 
-from molecule_hermes.storage.base import ENDED, Store
+from molecule_hermes.protocol.states import TERMINAL
+from molecule_hermes.storage.base import Store
 from molecule_hermes.storage.listing import bounded
 
 __all__ = ["MemoryTaskStore"]
@@ -46,7 +47,7 @@ class MemoryTaskStore(InMemoryTaskStore, Store):
         key = (resolve_user_scope(context), task.id)
         self._discard(key)
         self._sizes[key] = size = task.ByteSize()
-        if task.status.state in ENDED:
+        if task.status.state in TERMINAL:
             # Only the user: the request's context holds its headers, with the bearer token.
             self._ended[key] = _Ended(ServerCallContext(user=context.user), size, time.time())
             self._bytes += size

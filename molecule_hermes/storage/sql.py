@@ -25,7 +25,8 @@ from a2a.types import (
 from google.protobuf.message import DecodeError
 
 from molecule_hermes.errors import StartError
-from molecule_hermes.storage.base import ENDED, EndTask, Sent, Store
+from molecule_hermes.protocol.states import TERMINAL
+from molecule_hermes.storage.base import EndTask, Sent, Store
 from molecule_hermes.storage.contents import unreadable
 from molecule_hermes.storage.listing import Key, Listing, nanoseconds
 
@@ -253,7 +254,7 @@ def task_row(owner: str, task: Task, now: float) -> Row:
     message_id, digest = "", ""
     if task.history:
         message_id, digest = task.history[0].message_id, ""
-    ended = now if state in ENDED else None
+    ended = now if state in TERMINAL else None
     data = task.SerializeToString()
     return owner, task.id, task.context_id, state, updated, ended, now, message_id, digest, data
 
