@@ -147,8 +147,6 @@ def _is_private(path: str) -> bool:
 
 @pytest.mark.parametrize("name", ["molecule_hermes", *MODULES])
 def test_no_private_name_of_the_sdk_is_used(name: str) -> None:
-    if name == "molecule_hermes.storage.postgresql.store":
-        pytest.xfail("it overrides how the SDK's store makes its rows")
     module = importlib.import_module(name)
     assert _private_names_of_the_sdk(Path(str(module.__file__)).read_text()) == []
 
