@@ -35,7 +35,6 @@ __all__ = [
     "MAX_TOTAL_BYTES",
     "NOTHING_TO_DO",
     "Attachments",
-    "content_digest",
     "inlined",
     "without_bytes",
 ]
@@ -221,19 +220,6 @@ def without_bytes(message: Message) -> Message:
             part.metadata["omittedBytes"] = size
             part.raw = b""
     return kept
-
-
-def content_digest(kept: Message) -> str:
-    """Identifies what a message says: its parts, not its ids or its metadata. A client that sends
-    a message again may trace each attempt in the metadata.
-
-    Takes the message as it is kept (`without_bytes`), so a stored message has the same digest.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for part in kept.parts:
-        encoded = part.SerializeToString(deterministic=True)
-        digest.update(len(encoded).to_bytes(8) + encoded)
-    return digest.hexdigest()
 
 
 def _kind(part: Part) -> str:

@@ -102,7 +102,7 @@ class BridgeRequestHandler(RequestHandler):
         self._tasks = tasks
         self._webhooks = webhooks
         index = IdempotencyIndex(0.0) if idempotency is None else idempotency
-        self._resends = Resends(index, tasks)
+        self._resends = Resends(index)
         self._quota = quota
         self._max_events = max_events
         self._metrics = metrics or Metrics()
@@ -216,7 +216,6 @@ class BridgeRequestHandler(RequestHandler):
         The webhook is registered first: a message whose webhook is refused can be sent again.
         """
         message = params.message
-        await self._resends.learn(message, context)
         if before := self._resends.find(message, context):
             return before
         await self._register_webhook(task_id, params, context)

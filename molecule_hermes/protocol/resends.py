@@ -6,8 +6,8 @@ from a2a.server.context import ServerCallContext
 from a2a.server.owner_resolver import resolve_user_scope
 from a2a.types import Message, Task
 
-from molecule_hermes.protocol.incoming import content_digest, without_bytes
-from molecule_hermes.protocol.task_registry import TaskRegistry
+from molecule_hermes.protocol.incoming import without_bytes
+from molecule_hermes.storage.contents import content_digest
 from molecule_hermes.turns.idempotency import IdempotencyIndex
 
 __all__ = ["Resends"]
@@ -16,20 +16,8 @@ __all__ = ["Resends"]
 class Resends:
     """The idempotency index in A2A's terms."""
 
-    def __init__(self, index: IdempotencyIndex, tasks: TaskRegistry) -> None:
+    def __init__(self, index: IdempotencyIndex) -> None:
         self._index = index
-        self._tasks = tasks
-
-    async def learn(self, message: Message, context: ServerCallContext) -> None:
-        """Reads the content of a message with the same id that was sent before the bridge started.
-
-        `find` compares contents, and a message recalled from the store has only its ids.
-        """
-        sent = _ids(message, context)
-        if task_id := self._index.find_recalled(*sent):
-            task = await self._tasks.get(task_id, context)
-            for first in task.history[:1] if task is not None else ():
-                self._index.learn(*sent, content_digest(first))
 
     def find(self, message: Message, context: ServerCallContext) -> str | None:
         """Returns the task that the message began, if it is a resend."""

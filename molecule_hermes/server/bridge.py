@@ -132,7 +132,7 @@ class Bridge:
         for sent in store.messages:
             age = max(0.0, time.time() - sent.at)
             ids = (sent.owner, sent.context_id, sent.message_id)
-            self._idempotency.recall(*ids, sent.task_id, age)
+            self._idempotency.recall(*ids, sent.task_id, digest=sent.digest, age=age)
 
     def _quota(self, store: OpenStore) -> StorageQuota:
         settings = self._settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
@@ -9,7 +10,7 @@ from typing import Any, cast
 from a2a.types import Message, Part, Role, Task, TaskState
 from google.protobuf.struct_pb2 import Struct, Value
 
-__all__ = ["merge_text", "replace_non_finite", "trim_rejected", "unreadable"]
+__all__ = ["content_digest", "merge_text", "replace_non_finite", "trim_rejected", "unreadable"]
 
 MAX_REJECTED = 1024
 """Characters, and bytes of a message that is left as it is."""
@@ -27,6 +28,20 @@ def merge_text(task: Task) -> None:
             text = "".join(part.text for part in parts)
             del parts[1:]
             parts[0].text = text
+
+
+def content_digest(kept: Message) -> str:
+    """Identifies what a message says: its parts, not its ids or its metadata. A client that sends
+    a message again may trace each attempt in the metadata.
+
+    Takes the message as it is stored, without the bytes of large files. Such a part carries the
+    hash of its file instead.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for part in kept.parts:
+        encoded = part.SerializeToString(deterministic=True)
+        digest.update(len(encoded).to_bytes(8) + encoded)
+    return digest.hexdigest()
 
 
 def trim_rejected(task: Task) -> None:

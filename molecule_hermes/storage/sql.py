@@ -27,7 +27,7 @@ from google.protobuf.message import DecodeError
 from molecule_hermes.errors import StartError
 from molecule_hermes.protocol.states import TERMINAL
 from molecule_hermes.storage.base import EndTask, Sent, Store
-from molecule_hermes.storage.contents import unreadable
+from molecule_hermes.storage.contents import content_digest, unreadable
 from molecule_hermes.storage.listing import Key, Listing, nanoseconds
 
 __all__ = ["Row", "SqlDatabase", "SqlTaskStore", "task_row"]
@@ -253,7 +253,7 @@ def task_row(owner: str, task: Task, now: float) -> Row:
     updated = nanoseconds(task.status.timestamp) if task.status.HasField("timestamp") else None
     message_id, digest = "", ""
     if task.history:
-        message_id, digest = task.history[0].message_id, ""
+        message_id, digest = task.history[0].message_id, content_digest(task.history[0])
     ended = now if state in TERMINAL else None
     data = task.SerializeToString()
     return owner, task.id, task.context_id, state, updated, ended, now, message_id, digest, data

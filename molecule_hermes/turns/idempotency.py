@@ -17,8 +17,7 @@ class _Entry(NamedTuple):
     at: float
     task_id: str
     digest: str
-    """Of the message's content. Empty if it is not known, because the message was sent before the
-    bridge started."""
+    """Of the message's content. Empty matches any content: an older bridge stored the message."""
 
 
 _Entries = OrderedDict[tuple[str, str], _Entry]
@@ -60,11 +59,6 @@ class IdempotencyIndex:
             return None
         return entry.task_id
 
-    def find_recalled(self, peer: str, context_id: str, message_id: str) -> str | None:
-        """Returns the task of a message whose content is not known yet; see `learn`."""
-        entry = self._entry(peer, context_id, message_id)
-        return entry.task_id if entry is not None and not entry.digest else None
-
     def claim(
         self, peer: str, context_id: str, message_id: str, task_id: str, digest: str = ""
     ) -> None:
@@ -72,21 +66,23 @@ class IdempotencyIndex:
         if message_id and self.enabled:
             self._add(peer, (context_id, message_id), _Entry(self._clock(), task_id, digest))
 
-    def recall(self, peer: str, context_id: str, message_id: str, task_id: str, age: float) -> None:
+    def recall(
+        self,
+        peer: str,
+        context_id: str,
+        message_id: str,
+        task_id: str,
+        *,
+        digest: str,
+        age: float,
+    ) -> None:
         """Adds a message that was sent before the bridge started, the oldest first. The store does
         not say whether the message named its context, so it is found either way."""
         if not self.enabled:
             return
         for known_as in ("", context_id):
-            entry = _Entry(self._clock() - age, task_id, "")
+            entry = _Entry(self._clock() - age, task_id, digest)
             self._add(peer, (known_as, message_id), entry)
-
-    def learn(self, peer: str, context_id: str, message_id: str, digest: str) -> None:
-        """Completes a recalled entry with the digest of its content."""
-        key = context_id, message_id
-        entries = self._peers.get(peer)
-        if entries is not None and (entry := entries.get(key)) is not None and not entry.digest:
-            entries[key] = entry._replace(digest=digest)
 
     def rejected(self, peer: str, context_id: str, message_id: str, task_id: str) -> None:
         """Forgets the message that began the task: a REJECTED message may be sent again."""

@@ -140,6 +140,7 @@ async def test_a_message_that_is_sent_again_after_a_restart_runs_once(
     tmp_path: Path, store: str
 ) -> None:
     done, cut = message("say first life"), message("hang so far", "ctx")
+    done.message.parts.add(raw=b"x" * 100_000, filename="large.txt", media_type="text/plain")
     async with bridge_process(tmp_path, STORE=store) as bridge, peer(bridge.url) as client:
         first = await send(client, done)
         async for event in client.send_message(cut):
@@ -149,12 +150,14 @@ async def test_a_message_that_is_sent_again_after_a_restart_runs_once(
         await bridge.kill()
     async with bridge_process(tmp_path, STORE=store) as bridge, peer(bridge.url) as client:
         again = await send(client, done)
-        assert (again.task_id, again.text) == (first.task_id, "first life")
+        assert (again.task_id, again.text) == (first.task_id, first.text)
         interrupted = await send(client, cut)
         assert (interrupted.task_id, interrupted.states) == (running, ["FAILED"])
         assert interrupted.failure["kind"] == "interrupted"
         listed = await client.list_tasks(ListTasksRequest())
         assert {task.id for task in listed.tasks} == {first.task_id, running}
+        done.message.parts[1].raw = b"y" * 100_000
+        assert (await send(client, done)).task_id != first.task_id
 
 
 async def test_without_a_disk_tasks_live_as_long_as_the_bridge(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from molecule_hermes.storage.base import Store
+from molecule_hermes.storage.contents import content_digest
 from molecule_hermes.storage.memory import MemoryTaskStore
 from molecule_hermes.storage.postgresql.store import PostgresTaskStore
 from molecule_hermes.storage.sqlite.store import SqliteTaskStore
@@ -343,7 +344,7 @@ async def test_the_sweep_ends_what_has_no_end_and_nothing_else(reopen: Reopen) -
 def begun_by(message_id: str, task_id: str, state: str = "COMPLETED") -> Task:
     begun = task(task_id, state, f"context of {task_id}")
     if message_id:
-        begun.history.add(message_id=message_id).parts.add(text="hi")
+        begun.history.add(message_id=message_id).parts.add(text=f"go {task_id}")
     return begun
 
 
@@ -370,6 +371,9 @@ async def test_messages_that_began_tasks_are_remembered(reopen: Reopen) -> None:
         ("bob", "context of t5", "m1", "t5"),
     ]
     assert all(began <= s.at <= time.time() for s in sent)
+    digests = [content_digest(begun_by("m", task_id).history[0]) for task_id in ("t1", "t2", "t5")]
+    assert [s.digest for s in sent] == digests
+    assert len(set(digests)) == 3
 
 
 # Whatever is done to it, a store answers as the SDK's in-memory store does.

@@ -18,6 +18,7 @@ import pytest
 from a2a.types import ListTasksRequest, Task
 
 from molecule_hermes.errors import StartError, StorageFailure
+from molecule_hermes.storage.base import Sent
 from molecule_hermes.storage.sqlite import database
 from molecule_hermes.storage.sqlite import store as sqlite
 from molecule_hermes.storage.sqlite.store import SqliteTaskStore
@@ -147,6 +148,31 @@ async def test_an_older_file_is_migrated(path: Path, monkeypatch: pytest.MonkeyP
         notes = await store.database.read("SELECT note FROM tasks")
         version = await store.database.read("PRAGMA user_version")
     assert (notes, version) == ([("new",)], [(len(newer),)])
+
+
+async def test_a_file_of_the_first_version_keeps_its_tasks_and_messages(path: Path) -> None:
+    path.parent.mkdir()
+    old = task("t", at=5)
+    values = (
+        "alice",
+        "t",
+        "c",
+        old.status.state,
+        5 * 10**9,
+        1.0,
+        2.0,
+        "m",
+        old.SerializeToString(),
+    )
+    with sqlite3.connect(path) as connection:
+        connection.executescript(sqlite.MIGRATIONS[0])
+        connection.execute(f"PRAGMA application_id = {sqlite.APPLICATION_ID}")
+        connection.execute("PRAGMA user_version = 1")
+        connection.execute("INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+    connection.close()
+    async with filled(path) as store:
+        assert await store.get("t", context()) == old
+        assert await store.messages(0) == [Sent("alice", "c", "m", "", "t", 2.0)]
 
 
 async def test_a_migration_that_fails_leaves_the_file_as_it_was(
