@@ -369,6 +369,13 @@ class Settings(BaseModel):
             )
 
     @property
+    def local_url(self) -> str:
+        """Where a client on this machine reaches the bridge."""
+        host = self.host.strip("[]")
+        everywhere = host in ("0.0.0.0", "::")  # noqa: S104 - compared only
+        return f"http://{_in_url('127.0.0.1' if everywhere else host)}:{self.port}"
+
+    @property
     def platform_url(self) -> str:
         return f"http://{_in_url(self.platform_host)}:{self.platform_port}"
 
@@ -410,6 +417,7 @@ def secret_variables() -> frozenset[str]:
 
 
 def _in_url(host: str) -> str:
+    """The host as a URL has it: an IPv6 address in brackets."""
     host = host.strip("[]")
     return f"[{host}]" if ":" in host else host
 

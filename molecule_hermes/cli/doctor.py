@@ -18,6 +18,7 @@ from molecule_hermes.hermes.credentials import known_credentials
 from molecule_hermes.hermes.diagnosis import diagnose_running
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.net.ports import listens, port_owner
+from molecule_hermes.text import is_loopback
 from molecule_hermes.transports.chat.transport import ChatTransport
 from molecule_hermes.transports.plugin.transport import CallbackRefused, PluginTransport
 
@@ -101,19 +102,20 @@ async def _folder(settings: Settings) -> str:
 
 
 async def _ports(settings: Settings, url: str) -> str:
-    ports = {
-        "bridge": urlsplit(url).port or settings.port,
-        "Hermes API": urlsplit(settings.hermes_api_base).port or 80,
-    }
-    told = []
-    for what, port in ports.items():
-        owner = await asyncio.to_thread(_listener, port)
-        told.append(f"{what} {port}: {owner}")
-    return "; ".join(told)
+    urls = {"bridge": url, "Hermes API": settings.hermes_api_base}
+    found = []
+    for name, address in urls.items():
+        parts = urlsplit(address)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        listener = await asyncio.to_thread(_listener, parts.hostname or "127.0.0.1", port)
+        found.append(f"{name} {port}: {listener}")
+    return "; ".join(found)
 
 
-def _listener(port: int) -> str:
-    return port_owner(port) if listens("127.0.0.1", port) else "nobody listens"
+def _listener(host: str, port: int) -> str:
+    if not listens(host, port):
+        return "no process listens"
+    return port_owner(port) if is_loopback(host) else f"open on {host}"
 
 
 async def _hermes(settings: Settings) -> str:

@@ -243,7 +243,7 @@ def _plugin(options: argparse.Namespace) -> int:
         print("is restarted. The package must be installed in Hermes's own environment, and")
         print("MOLECULE_A2A_PLATFORM_SHARED_SECRET be set for both.")
         return 0
-    finding = _run_for(plugin_finding(settings, _local_url(settings)))
+    finding = _run_for(plugin_finding(settings, settings.local_url))
     print(redact(str(finding)))
     return 0 if finding.ok else 1
 
@@ -311,12 +311,7 @@ def _url(options: argparse.Namespace, settings: Settings) -> str:
             raise ConfigError(
                 f"--url={options.url!r} is no URL", "it looks like http://127.0.0.1:8000"
             ) from None
-    return _local_url(settings)
-
-
-def _local_url(settings: Settings) -> str:
-    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104
-    return f"http://{host}:{settings.port}"
+    return settings.local_url
 
 
 def _token(options: argparse.Namespace, settings: Settings) -> str:

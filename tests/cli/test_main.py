@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,20 @@ from pathlib import Path
 import pytest
 
 from molecule_hermes.cli.main import _Redacted, main
+from molecule_hermes.config import Settings
 from molecule_hermes.turns.model import Completed
 from tests.conftest import StartBridge
 from tests.support.fakes import ScriptedTransport
 from tests.support.serving import free_port
+
+
+def has_ipv6_loopback() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
 
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -126,3 +137,32 @@ def test_a_peers_mistake_is_one_line_in_the_log() -> None:
     assert text.startswith("bad params (what the peer sent 2026")
     assert "\n" not in text
     assert len(text) < 600
+
+
+@pytest.mark.skipif(not has_ipv6_loopback(), reason="this machine has no ::1")
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+async def test_a_message_is_sent_to_a_bridge_on_ipv6_loopback(
+    bridge: StartBridge, host: str
+) -> None:
+    transport = ScriptedTransport(Completed("done"))
+    async with bridge(transport, HOST=host) as b:
+        port = b.url.rpartition(":")[2]
+        environ = {"MOLECULE_HERMES_HOST": host, "MOLECULE_HERMES_PORT": port}
+        ended = await asyncio.to_thread(run, "send", "hi", **environ)
+    assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
+    assert transport.turns[0].text == "hi"
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://127.0.0.1:8000"),
+        ("[::]", "http://127.0.0.1:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("agent.example", "http://agent.example:8000"),
+    ],
+)
+def test_commands_on_the_same_machine_find_the_bridge(host: str, url: str) -> None:
+    assert Settings.from_env({"MOLECULE_HERMES_HOST": host}).local_url == url
