@@ -84,4 +84,4 @@ def test_a_volume_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         [script], env=environ, capture_output=True, text=True, timeout=30, check=False
     )
     assert ended.returncode == 1
-    assert "/data needs a volume that user" in ended.stderr
+    assert "cannot write to /data; mount a volume" in ended.stderr
