@@ -30,6 +30,10 @@ class Slot:
     def started(self) -> bool:
         return self._scheduler._running.get(self.conversation) is self
 
+    @property
+    def paused(self) -> bool:
+        return self in self._scheduler._paused
+
     async def wait(self) -> bool:
         """True when the turn may run, False when it was withdrawn; raises when all is closed."""
         return await asyncio.shield(self._may_run)
@@ -50,11 +54,15 @@ class Slot:
         if not self._may_run.done():
             self._may_run.set_result(False)
 
+    def leave(self) -> None:
+        """Removes the turn, queued or running, and starts the turns that may run instead."""
+        self._scheduler._leave(self)
+
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self._scheduler._leave(self)
+        self.leave()
 
     def _start(self) -> None:
         if not self._may_run.done():

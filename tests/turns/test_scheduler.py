@@ -25,7 +25,7 @@ async def test_one_conversation_runs_one_turn_at_a_time_in_order() -> None:
     scheduler = Scheduler()
     first, second, third = (scheduler.enter("a") for _ in range(3))
     assert [s.started for s in (first, second, third)] == [True, False, False]
-    scheduler._leave(first)
+    first.leave()
     assert [s.started for s in (second, third)] == [True, False]
 
 
@@ -33,7 +33,7 @@ async def test_conversations_run_side_by_side_up_to_the_limit() -> None:
     scheduler = Scheduler(max_running=2)
     a, b, c = (scheduler.enter(name) for name in "abc")
     assert [s.started for s in (a, b, c)] == [True, True, False]
-    scheduler._leave(a)
+    a.leave()
     assert c.started
 
 
@@ -60,9 +60,9 @@ async def test_one_peer_does_not_take_all_capacity() -> None:
     assert (third.started, scheduler.running) == (False, 2)
     bob = scheduler.enter("b", "bob")
     assert bob.started
-    scheduler._leave(bob)
+    bob.leave()
     assert not third.started, "ann is at her limit"
-    scheduler._leave(first)
+    first.leave()
     assert third.started
 
 
@@ -72,7 +72,7 @@ async def test_a_peer_at_its_limit_does_not_hold_up_other_peers() -> None:
     scheduler.enter("a2", "ann")
     bob, carl = scheduler.enter("b", "bob"), scheduler.enter("c", "carl")
     assert (bob.started, carl.started) == (True, False)
-    scheduler._leave(bob)
+    bob.leave()
     assert carl.started
 
 
@@ -86,7 +86,7 @@ async def test_queued_bytes_are_bounded_and_one_peer_may_have_half() -> None:
     with pytest.raises(Busy, match="the queued turns have 90 bytes"):
         scheduler.enter("c", "carl", 20)
     assert scheduler.waiting_bytes == 90
-    scheduler._leave(running)
+    running.leave()
     assert (waiting.started, scheduler.waiting_bytes) == (True, 40)
     scheduler.close()
     assert scheduler.waiting_bytes == 0
@@ -106,7 +106,7 @@ async def test_a_withdrawn_turn_does_not_run_and_leaves_the_queue() -> None:
         waiting.withdraw()
         assert not await waiting.wait()
     third = scheduler.enter("c")
-    scheduler._leave(first)
+    first.leave()
     assert third.started
 
 
@@ -123,7 +123,7 @@ async def test_a_canceled_waiter_leaves_the_queue() -> None:
     waiter.cancel()
     await asyncio.gather(waiter, return_exceptions=True)
     assert scheduler.waiting == 0
-    scheduler._leave(first)
+    first.leave()
     assert scheduler.enter("c").started
 
 
@@ -168,7 +168,7 @@ async def test_a_peer_that_floods_does_not_starve_another() -> None:
     quiet = [scheduler.enter(f"quiet-{i}", "quiet") for i in range(2)]
     started = []
     for _ in range(5):
-        scheduler._leave(running)
+        running.leave()
         running = next(slot for slot in flood + quiet if slot.started)
         started.append(running.conversation)
     assert started == ["flood-1", "quiet-0", "flood-2", "quiet-1", "flood-3"]
@@ -198,9 +198,9 @@ async def test_a_paused_turn_frees_capacity_and_keeps_its_conversation() -> None
     asking.resume()
     assert scheduler.running == 2
     third = scheduler.enter("c", "q")
-    scheduler._leave(other)
+    other.leave()
     assert not third.started
-    scheduler._leave(asking)
+    asking.leave()
     assert same.started != third.started
 
 
@@ -216,7 +216,7 @@ async def test_paused_turns_are_bounded_in_total_and_per_peer() -> None:
     with pytest.raises(Busy, match="1 of your questions"):
         refused.pause()
     assert scheduler.running == 1
-    scheduler._leave(refused)
+    refused.leave()
     assert scheduler.running == 0
 
 
@@ -234,26 +234,23 @@ async def test_pausing_and_resuming_keeps_the_count_of_running_turns(
         if not started:
             continue
         slot = started[number % len(started)]
-        if action < 7 and slot not in scheduler._paused:
+        if action < 7 and not slot.paused:
             with contextlib.suppress(Busy):
                 slot.pause()
         elif action < 9:
             slot.resume()
         else:
             inside.remove(slot)
-            scheduler._leave(slot)
-        running = [s for s in inside if s.started and s not in scheduler._paused]
+            slot.leave()
+        running = [s for s in inside if s.started and not s.paused]
         assert scheduler.running == len(running)
+        # Private: the count by peer, which limits each peer, must agree with the total.
         assert scheduler._running_of.total() == len(running)
     for slot in list(inside):
-        scheduler._leave(slot)
-    assert (scheduler.running, scheduler.waiting, scheduler._paused, scheduler._running_of) == (
-        0,
-        0,
-        set(),
-        {},
-    )
-    assert not scheduler._paused_of
+        slot.leave()
+    assert (scheduler.running, scheduler.waiting) == (0, 0)
+    # Private: no public figure tells whether counts of peers that left are kept for ever.
+    assert not (scheduler._paused or scheduler._paused_of or scheduler._running_of)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(0, 9))))
@@ -270,7 +267,7 @@ async def test_the_queue_is_fair_ordered_and_complete(
             slot = inside.pop(action % len(inside))
             if action == 9:
                 slot.withdraw()
-            scheduler._leave(slot)
+            slot.leave()
         running = [slot for slot in inside if slot.started]
         assert scheduler.running == len(running) <= 2
         assert scheduler.waiting == len(inside) - len(running)
@@ -282,13 +279,10 @@ async def test_the_queue_is_fair_ordered_and_complete(
     while inside:
         slot = next(slot for slot in inside if slot.started)
         inside.remove(slot)
-        scheduler._leave(slot)
-    assert (scheduler.running, scheduler.waiting, scheduler._queues, scheduler._ready) == (
-        0,
-        0,
-        {},
-        {},
-    )
+        slot.leave()
+    assert (scheduler.running, scheduler.waiting) == (0, 0)
+    # Private, as above.
+    assert not (scheduler._queues or scheduler._ready)
 
 
 async def test_a_slot_knows_its_conversation() -> None:
