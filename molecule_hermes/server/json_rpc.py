@@ -14,7 +14,7 @@ from a2a.server.request_handlers import RequestHandler
 from a2a.server.request_handlers.response_helpers import build_error_response
 from a2a.server.routes import create_jsonrpc_routes
 from a2a.server.routes.jsonrpc_dispatcher import JsonRpcDispatcher
-from a2a.utils.errors import InvalidParamsError, VersionNotSupportedError
+from a2a.utils.errors import A2AError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message
@@ -27,6 +27,7 @@ from molecule_hermes.server.versions import V03, V10, CallContextBuilder, requir
 __all__ = ["JsonRpcEndpoint"]
 
 _MEMBERS = frozenset({"jsonrpc", "method", "params", "id"})
+_LIST_TASKS = "ListTasks"
 _NOTIFICATION_ID = "notification"
 
 
@@ -63,16 +64,19 @@ class JsonRpcEndpoint:
 
     async def _call(self, request: Request, body: dict[str, Any]) -> Response:
         method = body.get("method")
+        try:
+            self._check(request, method, body.get("params"))
+        except A2AError as error:
+            return JSONResponse(build_error_response(_id(body), error))
+        response = await self._respond(request)
+        return _without_empty_defaults(response) if method == _LIST_TASKS else response
+
+    def _check(self, request: Request, method: object, params: object) -> None:
         served = self._versions.get(method) if isinstance(method, str) else None
         if served is not None:
-            try:
-                require_version(request, served, str(method))
-                if method == "ListTasks" and isinstance(params := body.get("params"), dict):
-                    require_known_status(params.get("status"))
-            except (VersionNotSupportedError, InvalidParamsError) as error:
-                return JSONResponse(build_error_response(_id(body), error))
-        response = await self._respond(request)
-        return _without_empty_defaults(response) if method == "ListTasks" else response
+            require_version(request, served, str(method))
+        if method == _LIST_TASKS and isinstance(params, dict):
+            require_known_status(params.get("status"))
 
     async def _respond(self, request: Request) -> Response:
         response: Response = await self._dispatch(request)

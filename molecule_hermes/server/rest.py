@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Mount, Route, Router
 
 from molecule_hermes.protocol.validation import require_known_status
 from molecule_hermes.server.list_tasks import without_empty_defaults
-from molecule_hermes.server.v03_rest import decode_files_once, read_v03_message
+from molecule_hermes.server.v03_rest import decode_files_once, read_v03_message, require_v03_query
 from molecule_hermes.server.versions import V03, V10, CallContextBuilder, require_version
 
 __all__ = ["rest_error", "rest_routes"]
@@ -78,6 +78,7 @@ def _v03(endpoint: Endpoint, path: str) -> Endpoint:
     is_message = path.startswith(f"{_V03_PREFIX}message:")
 
     async def handle(request: Request) -> Response:
+        require_v03_query(request)
         if not is_message:
             return decode_files_once(await endpoint(request))
         message = await read_v03_message(request)

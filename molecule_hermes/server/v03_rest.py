@@ -23,14 +23,22 @@ from starlette.responses import JSONResponse, Response
 from molecule_hermes.server.bodies import replay
 from molecule_hermes.server.error_responses import shortened
 
-__all__ = ["V03Message", "decode_files_once", "read_v03_message"]
+__all__ = ["V03Message", "decode_files_once", "read_v03_message", "require_v03_query"]
 
 # protobuf takes the names in the .proto file as well as those in JSON.
 _MESSAGE = ("message", "request")
 _BYTES = ("fileWithBytes", "file_with_bytes")
 _FREE_FORM = frozenset({"metadata", "data"})
+_MAX_DIGITS = 9
 _MIN_TWICE_ENCODED = 16
 """A short word such as `test` is valid base64 by chance."""
+
+
+def require_v03_query(request: Request) -> None:
+    """Raises `InvalidParamsError` for a query string that the SDK fails to read."""
+    length = request.query_params.get("historyLength", "")
+    if length and not (length.isascii() and length.isdigit() and len(length) <= _MAX_DIGITS):
+        raise InvalidParamsError("historyLength is not a number of messages")
 
 
 class V03Message(NamedTuple):

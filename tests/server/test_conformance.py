@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import re
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -300,6 +302,60 @@ async def test_a_message_in_the_agents_role_is_refused(
     assert transport.turns == []
 
 
+@pytest.mark.parametrize("length", ["many", "1.5", "9" * 5000])
+async def test_a_bad_history_length_over_0_3_rest_is_the_peers_mistake(
+    bridge: StartBridge, length: str
+) -> None:
+    async with bridge(ScriptedTransport()) as b, httpx.AsyncClient(base_url=b.url) as http:
+        answered = await http.get("/v1/tasks/x", params={"historyLength": length})
+    assert answered.status_code == 400
+    assert "historyLength" in answered.json()["error"]["message"]
+
+
+# What the SDK does not offer (docs/conformance.md).
+
+
+async def test_a_batch_is_refused(bridge: StartBridge) -> None:
+    async with bridge(ScriptedTransport()) as b, httpx.AsyncClient(base_url=b.url) as http:
+        answered = await http.post("/", json=[rpc("GetTask", {"id": "x"})], headers=V10)
+    assert answered.json()["error"]["code"] == -32600
+    assert "Batch" in answered.json()["error"]["message"]
+
+
+async def test_a_webhook_cannot_be_deleted_over_0_3_rest(bridge: StartBridge) -> None:
+    path = "/v1/tasks/x/pushNotificationConfigs/y"
+    async with bridge(ScriptedTransport()) as b, httpx.AsyncClient(base_url=b.url) as http:
+        answered = await http.delete(path)
+    assert answered.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("content", "received"),
+    [(b"0123456789abcdef", base64.b64decode("0123456789abcdef")), (b"test", b"test")],
+    ids=["base64", "a short word"],
+)
+async def test_a_0_3_file_that_contains_base64_is_decoded_twice(
+    bridge: StartBridge, content: bytes, received: bytes
+) -> None:
+    transport = ScriptedTransport(Completed("x"))
+    file = {"fileWithBytes": base64.b64encode(content).decode(), "mimeType": "application/zip"}
+    async with bridge(transport) as b, httpx.AsyncClient(base_url=b.url) as http:
+        await http.post("/v1/message:send", json=v03_rest_message({"file": file}))
+    assert transport.turns[0].attachments[0].data == received
+
+
+async def test_the_sdks_0_3_rest_client_cannot_read_files_unless_it_sent_some(
+    bridge: StartBridge,
+) -> None:
+    transport = ScriptedTransport(FileProduced("a.png", "image/png", PNG), Completed("x"))
+    async with (
+        bridge(transport) as b,
+        peer(b.url, binding="HTTP+JSON", version="0.3", streaming=False) as client,
+    ):
+        with pytest.raises(UnicodeDecodeError):
+            await ask(client, "draw")
+
+
 # Paths, cards and addresses.
 
 
@@ -360,3 +416,15 @@ async def test_a_0_3_rest_stream_that_cannot_begin_has_an_error_body(bridge: Sta
         answered = await http.post("/v1/message:stream", json={"message": {"messageId": "m"}})
     assert answered.status_code == 400
     assert answered.json()["error"]["message"]
+
+
+def test_the_documentation_names_tests_that_exist() -> None:
+    root = Path(__file__).parents[2]
+    named = re.findall(
+        r"`((?:tests/[^`]*::)?test_\w+)`", (root / "docs/conformance.md").read_text()
+    )
+    assert len(named) > 20
+    for name in named:
+        file, _, test = name.rpartition("::")
+        source = (root / (file or "tests/server/test_conformance.py")).read_text()
+        assert f"def {test}(" in source, name
