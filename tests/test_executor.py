@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from molecule_hermes.client.connection import message
 from molecule_hermes.errors import FAILURES, Interrupted
 from molecule_hermes.protocol.request_handler import BridgeRequestHandler
+from molecule_hermes.server.assembly import executor_options
 from molecule_hermes.storage.memory import MemoryTaskStore
 from molecule_hermes.turns.model import (
     Canceled,
@@ -215,12 +216,15 @@ async def test_canceling_at_once_again_leaves_no_subscriber_waiting(bridge: Star
 
 
 async def test_cancel_ends_the_task_even_when_hermes_does_not_stop(
-    bridge: StartBridge, caplog: pytest.LogCaptureFixture
+    bridge: StartBridge, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def impatient(*given: Any) -> dict[str, Any]:
+        return executor_options(*given) | {"cancel_timeout": 0.2}
+
+    monkeypatch.setattr("molecule_hermes.server.bridge.executor_options", impatient)
     transport = ScriptedTransport(TextDelta("so far"), 30.0, Completed("never"))
     transport.deaf = True
     async with bridge(transport) as b, peer(b.url) as client:
-        b._executor._cancel_timeout = 0.2
         turn = Turn()
         async for event in client.send_message(message("hi")):
             turn.add(event)

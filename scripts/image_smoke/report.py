@@ -89,6 +89,10 @@ class Job:
             start_new_session=True,
         )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def __enter__(self) -> Job:
         return self
 

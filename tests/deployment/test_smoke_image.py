@@ -100,5 +100,5 @@ def test_a_command_that_fails_says_its_end() -> None:
 
 def test_a_job_that_is_left_is_ended() -> None:
     with Job(["sleep", "60"]) as job:
-        process = psutil.Process(job._process.pid)
+        process = psutil.Process(job.pid)
     assert not process.is_running()

@@ -120,6 +120,7 @@ async def test_a_plugin_that_is_not_bound_says_exactly_why(
     """`up --transport auto` warns of the cause and goes on; the doctor finds it too."""
     environ = environment(tmp_path)
     options = sabotage(environ)
+    # The only name for the interpreter outside the virtual environment.
     python = sys._base_executable if "PYTHONPATH" in environ else sys.executable  # type: ignore[attr-defined]
     cause, remedy = CAUSES[sabotage]
     with socket.socket() as other:

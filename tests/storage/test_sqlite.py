@@ -309,6 +309,7 @@ async def test_a_deleted_file_is_told_and_is_well_when_it_is_back(path: Path) ->
 
 async def test_a_disk_that_does_not_answer_is_not_waited_for(path: Path) -> None:
     async with filled(path, task("t")) as store:
+        # Private: SQLite calls a slow function only on the connection that knows it.
         store.database._reading.get().create_function("hang", 0, lambda: time.sleep(1))
         with pytest.raises(StorageFailure, match=r"did not answer in 0\.3 s"):
             await store.database.read("SELECT hang()")
