@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from molecule_hermes.errors import ConfigError
-from molecule_hermes.net.public_url import parse_public_url
+from molecule_hermes.net.urls import base_url, host_in_url, parse_public_url
 from molecule_hermes.text import is_loopback, redact
 from molecule_hermes.wire import MAX_ATTACHMENTS, MAX_FILE_BYTES
 
@@ -373,16 +373,16 @@ class Settings(BaseModel):
         """Where a client on this machine reaches the bridge."""
         host = self.host.strip("[]")
         everywhere = host in ("0.0.0.0", "::")  # noqa: S104 - compared only
-        return f"http://{_in_url('127.0.0.1' if everywhere else host)}:{self.port}"
+        return base_url("127.0.0.1" if everywhere else host, self.port)
 
     @property
     def platform_url(self) -> str:
-        return f"http://{_in_url(self.platform_host)}:{self.platform_port}"
+        return base_url(self.platform_host, self.platform_port)
 
     @property
     def callback_address(self) -> str:
         """`host:port` of the callbacks, or the host alone where the port is not known before."""
-        host = _in_url(self.callback_host)
+        host = host_in_url(self.callback_host)
         return f"{host}:{self.callback_port}" if self.callback_port else host
 
     @property
@@ -414,12 +414,6 @@ def secret_variables() -> frozenset[str]:
     """The variables of ours that hold secrets."""
     fields = Settings.model_fields.values()
     return frozenset(str(f.alias) for f in fields if "SecretStr" in str(f.annotation))
-
-
-def _in_url(host: str) -> str:
-    """The host as a URL has it: an IPv6 address in brackets."""
-    host = host.strip("[]")
-    return f"[{host}]" if ":" in host else host
 
 
 def unknown_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

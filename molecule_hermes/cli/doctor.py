@@ -113,9 +113,10 @@ async def _ports(settings: Settings, url: str) -> str:
 
 
 def _listener(host: str, port: int) -> str:
-    if not listens(host, port):
-        return "no process listens"
-    return port_owner(port) if is_loopback(host) else f"open on {host}"
+    owner = port_owner(port) if is_loopback(host) else None
+    if owner is None and listens(host, port):
+        return f"open on {host}"
+    return owner or "no process listens"
 
 
 async def _hermes(settings: Settings) -> str:

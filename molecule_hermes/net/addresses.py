@@ -17,6 +17,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from molecule_hermes.errors import BridgeError
+from molecule_hermes.net.urls import host_in_url
 
 __all__ = ["NotPublicError", "PublicOnly", "is_public"]
 
@@ -99,7 +100,7 @@ class PublicOnly(AbstractResolver):
             await self._resolver.close()
 
     def _allows(self, host: str, port: int) -> bool:
-        shown = f"[{host}]" if ":" in host else host
+        shown = host_in_url(host)
         return not self._allowed.isdisjoint({host, shown, f"{shown}:{port}"})
 
 

@@ -1,4 +1,4 @@
-"""Ports: free or taken, by whom, and which variable moves us away."""
+"""Ports: binding them, and naming the process that holds one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,46 @@ import psutil
 
 from molecule_hermes.errors import StartError
 
-__all__ = ["cannot_listen", "listens", "port_owner", "require_free_port"]
+__all__ = ["bind", "cannot_listen", "listens", "port_owner", "require_free_port", "socket_family"]
+
+
+def socket_family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def bind(unbound: socket.socket, host: str, port: int, variable: str, example: str) -> None:
+    """Binds the socket, or closes it and raises the `StartError` of `cannot_listen`."""
+    unbound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        unbound.bind((host, port))
+    except OSError as error:
+        unbound.close()
+        raise cannot_listen(error, host, port, variable, example) from error
+
+
+def require_free_port(host: str, port: int, variable: str, example: str) -> None:
+    """Raises the `StartError` of `cannot_listen` if nothing could listen there."""
+    host = host.strip("[]")
+    with socket.socket(socket_family(host), socket.SOCK_STREAM) as probe:
+        bind(probe, host, port, variable, example)
+
+
+def cannot_listen(error: OSError, host: str, port: int, variable: str, example: str) -> StartError:
+    """Explains the error, with the setting `variable=example` that chooses another port."""
+    if isinstance(error, PermissionError):
+        return StartError(
+            f"this user may not listen on port {port}", f"choose another: {variable}={example}"
+        )
+    if error.errno == errno.EADDRINUSE:
+        return StartError(
+            f"port {port} on {host} is taken by {port_owner(port) or 'another process'}",
+            f"stop it, or choose another port: {variable}={example}",
+        )
+    return StartError(f"{host} is not an address of this machine", "use 127.0.0.1")
 
 
 def listens(host: str, port: int) -> bool:
-    """Whether somebody accepts connections there."""
+    """Whether something accepts connections there."""
     try:
         with socket.create_connection((host, port), timeout=1.0):
             return True
@@ -21,38 +56,20 @@ def listens(host: str, port: int) -> bool:
         return False
 
 
-def port_owner(port: int) -> str:
-    """Who listens on a port, as far as this user may know."""
+def port_owner(port: int) -> str | None:
+    """The process that listens on the port, as far as this user may see it; None if none does."""
     try:
         for connection in psutil.net_connections("tcp"):
-            listening = connection.status == psutil.CONN_LISTEN and connection.pid
+            listening = connection.status == psutil.CONN_LISTEN
             if listening and connection.laddr and connection.laddr.port == port:
-                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
+                return _name(connection.pid)
     except psutil.Error:
-        pass
-    return "another process"
+        pass  # some systems show connections to root only
+    return "another process" if listens("127.0.0.1", port) else None
 
 
-def require_free_port(host: str, port: int, variable: str, example: str) -> None:
-    """Raises `StartError` naming the port, who holds it and the variable that moves it."""
-    host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise cannot_listen(error, host, port, variable, example) from error
-
-
-def cannot_listen(error: OSError, host: str, port: int, variable: str, example: str) -> StartError:
-    if isinstance(error, PermissionError):
-        return StartError(
-            f"this user may not listen on port {port}", f"choose another: {variable}={example}"
-        )
-    if error.errno == errno.EADDRINUSE:
-        return StartError(
-            f"port {port} on {host} is taken by {port_owner(port)}",
-            f"stop it, or choose another port: {variable}={example}",
-        )
-    return StartError(f"{host} is no address of this machine", "use 127.0.0.1")
+def _name(pid: int | None) -> str:
+    try:
+        return f"{psutil.Process(pid).name()} (pid {pid})" if pid else "another process"
+    except psutil.Error:
+        return "another process"

@@ -16,7 +16,8 @@ from starlette.requests import HTTPConnection
 from molecule_hermes.config import Settings
 from molecule_hermes.executor import HermesAgentProxyExecutor
 from molecule_hermes.net.addresses import PublicOnly
-from molecule_hermes.net.ports import cannot_listen
+from molecule_hermes.net.ports import bind, socket_family
+from molecule_hermes.net.urls import base_url
 from molecule_hermes.protocol.card import build_card
 from molecule_hermes.protocol.recovery import InterruptedTasks
 from molecule_hermes.protocol.request_handler import BridgeRequestHandler
@@ -77,7 +78,7 @@ class Bridge:
     async def __aenter__(self) -> Self:
         async with self._stack as stack:
             listener = stack.enter_context(_listen(self._settings))
-            self.local_url = _url(self._settings.host, listener.getsockname()[1])
+            self.local_url = base_url(self._settings.host, listener.getsockname()[1])
             self.url = self._settings.public_url or self._reachable_url()
             await self._open(stack, listener)
             self._stack = stack.pop_all()
@@ -122,7 +123,7 @@ class Bridge:
         """The local URL, with the host's name in place of an unspecified address."""
         if self._settings.host.strip("[]") not in ("0.0.0.0", "::"):  # noqa: S104 - compared only
             return self.local_url
-        url = _url(socket.gethostname(), urlsplit(self.local_url).port or 0)
+        url = base_url(socket.gethostname(), urlsplit(self.local_url).port or 0)
         logger.warning(
             "the agent card says %s; set MOLECULE_HERMES_PUBLIC_URL if peers use another URL", url
         )
@@ -248,17 +249,6 @@ class Bridge:
 def _listen(settings: Settings) -> Listener:
     """Binds before anything else starts, so that a port conflict is reported first."""
     host = settings.host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = Listener(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, settings.port))
-    except OSError as error:
-        listener.close()
-        raise cannot_listen(error, host, settings.port, "MOLECULE_HERMES_PORT", "8001") from error
+    listener = Listener(socket_family(host), socket.SOCK_STREAM)
+    bind(listener, host, settings.port, "MOLECULE_HERMES_PORT", "8001")
     return listener
-
-
-def _url(host: str, port: int) -> str:
-    host = host.strip("[]")
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -8,6 +8,7 @@ from typing import Self
 from aiohttp import web
 
 from molecule_hermes.net.ports import cannot_listen
+from molecule_hermes.net.urls import base_url
 from molecule_hermes.transports.plugin.replies import Replies
 from molecule_hermes.wire import MAX_BODY_BYTES, REPLY_PATH, SECRET_HEADER, Callback, WireError
 
@@ -48,8 +49,7 @@ class ReplyServer:
             raise cannot_listen(error, self._host, self._port, variable, example) from error
         self._runner = runner
         port = runner.addresses[0][1]
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        self.url = f"http://{host}:{port}{REPLY_PATH}"
+        self.url = base_url(self._host, port) + REPLY_PATH
         return self
 
     async def __aexit__(self, *error: object) -> None:
