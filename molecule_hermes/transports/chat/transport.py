@@ -7,7 +7,6 @@ import base64
 import contextlib
 import json
 import logging
-import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
 from typing import Any, Self
@@ -20,7 +19,6 @@ from molecule_hermes.errors import (
     BadRequest,
     Busy,
     Draining,
-    EmptyReply,
     InternalFailure,
     Interrupted,
     TooLarge,
@@ -31,21 +29,16 @@ from molecule_hermes.errors import (
 from molecule_hermes.provider_errors import failure_from_model_error
 from molecule_hermes.transports.base import BACKOFF, QuestionGoneError, as_payload
 from molecule_hermes.transports.chat.completions import (
-    Chunk,
-    EventStream,
     StreamError,
-    parse_chunk,
-    parse_tool,
     readable,
 )
+from molecule_hermes.transports.chat.reply import StreamedReply
 from molecule_hermes.turns.features import features_of
 from molecule_hermes.turns.model import (
     Canceled,
     Completed,
     Failed,
     Notice,
-    TextDelta,
-    ToolProgress,
     Turn,
     TurnEvent,
     is_last,
@@ -61,11 +54,6 @@ MAX_TEXT = 65_536
 MAX_BODY = 10_000_000
 """The largest request body that Hermes accepts, in bytes (api_server.py:124)."""
 
-MAX_REPLY = 8 * 2**20
-"""A longer reply is a runaway model. It would be copied into every update of the task."""
-
-# How an agent marks a file for delivery. Hermes leaves the mark in streamed text.
-_FILE_MARK = re.compile(r"^[ \t]*MEDIA:[ \t]*\S", re.M)
 # Hermes sends a keep-alive every 30 s (measured): a stream that misses three of them is dead.
 _SILENCE = 100.0
 _OPENING = 32
@@ -216,7 +204,7 @@ class ChatTransport:
     async def _attempt(
         self, turn: Turn, body: bytes, events: asyncio.Queue[TurnEvent]
     ) -> Completed:
-        reply = _Reply(events)
+        reply = StreamedReply(events)
         try:
             async with self._open_session().post(
                 f"{self._base_url}/chat/completions",
@@ -266,68 +254,6 @@ def _put_canceled(events: asyncio.Queue[TurnEvent], reader: asyncio.Task[None]) 
     """A done callback, because a task that is canceled before its first step never runs."""
     if reader.cancelled():
         events.put_nowait(Canceled())
-
-
-class _Reply:
-    """Collects one streamed reply.
-
-    Hermes streams interim text, tool calls and the answer together. Text before a tool call is
-    interim; the text after the last one is the answer.
-    """
-
-    def __init__(self, events: asyncio.Queue[TurnEvent]) -> None:
-        self._events = events
-        self._segment: list[str] = []
-        self._interim = ""
-        self._size = 0
-
-    async def read(self, content: aiohttp.StreamReader) -> Completed:
-        events = EventStream()
-        finish: Chunk | None = None
-        async for received in content.iter_any():
-            for name, data in events.feed(received):
-                if name == "hermes.tool.progress":
-                    self._tool(parse_tool(data))
-                elif data.strip() == "[DONE]":
-                    return self._end(finish)
-                elif name == "message" and data:
-                    chunk = parse_chunk(data)
-                    self._text(chunk.text)
-                    if chunk.finish_reason:
-                        finish = chunk
-        return self._end(finish)
-
-    def _tool(self, progress: ToolProgress) -> None:
-        if progress.phase == "start" and self._segment:
-            self._interim = "".join(self._segment)
-            self._segment.clear()
-        self._events.put_nowait(progress)
-
-    def _text(self, text: str) -> None:
-        first = not self._segment
-        if first and self._interim:
-            text = text.lstrip("\n")  # Hermes separates the segments by a blank line
-        if not text:
-            return
-        self._size += len(text)
-        if self._size > MAX_REPLY:
-            raise TooLarge("the reply is too long", hint="ask for less at once")
-        self._segment.append(text)
-        self._events.put_nowait(TextDelta(text, replace=first and bool(self._interim)))
-
-    def _end(self, finish: Chunk | None) -> Completed:
-        if finish is None:
-            raise Interrupted("the stream from Hermes ended without a finish")
-        text = "".join(self._segment) or self._interim
-        if finish.finish_reason == "error":
-            raise failure_from_model_error(finish.error)
-        if finish.finish_reason == "length":
-            self._events.put_nowait(Notice("the reply was cut at the model's output limit"))
-        if not text.strip():
-            raise EmptyReply()
-        if _FILE_MARK.search(text):
-            self._events.put_nowait(Notice("files cannot be delivered over chat completions"))
-        return Completed(text, finish.usage)
 
 
 def _content(turn: Turn) -> str | list[dict[str, Any]]:
