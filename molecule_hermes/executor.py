@@ -197,7 +197,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
                 self._admit(active.turn.peer)
                 text, files = await self._attachments.read(context.message, active.turn.peer)
                 active.turn = replace(active.turn, text=text, attachments=files)
-                return Canceled() if active.run.stop else await self._schedule(active)
+                return await self._schedule(active)
         except TimeoutError:
             if active.run.stop:
                 return Canceled()
@@ -210,6 +210,9 @@ class HermesAgentProxyExecutor(AgentExecutor):
 
     async def _schedule(self, active: ActiveTurn) -> End:
         turn = active.turn
+        if isinstance(active.run.stop, Canceled):
+            return Canceled()
+        # At shutdown the scheduler is closed and refuses the turn, which the peer may send again.
         async with self._scheduler.enter(turn.conversation, turn.peer, turn.size) as active.slot:
             if not active.slot.started:
                 await updates.working(active.updater, "waiting for its turn", {"waiting": True})

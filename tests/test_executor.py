@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from molecule_hermes.client.connection import message
 from molecule_hermes.errors import FAILURES, Interrupted
+from molecule_hermes.protocol import status
 from molecule_hermes.protocol.request_handler import BridgeRequestHandler
 from molecule_hermes.server.assembly import executor_options
 from molecule_hermes.storage.memory import MemoryTaskStore
@@ -70,7 +71,7 @@ async def test_an_answer_that_differs_from_what_was_streamed_replaces_it(
     assert turn.text == "the real answer"
 
 
-async def test_interim_text_is_replaced_by_what_follows_a_tool(bridge: StartBridge) -> None:
+async def test_interim_text_is_replaced_by_the_text_after_a_tool(bridge: StartBridge) -> None:
     transport = ScriptedTransport(
         TextDelta("I will look."),
         ToolProgress("terminal", "start", "ls"),
@@ -85,7 +86,7 @@ async def test_interim_text_is_replaced_by_what_follows_a_tool(bridge: StartBrid
     assert turn.progress == ["terminal: ls", "terminal done in 1.2 s", "retrying"]
 
 
-async def test_a_file_becomes_an_artifact_of_its_own(bridge: StartBridge) -> None:
+async def test_a_file_becomes_a_separate_artifact(bridge: StartBridge) -> None:
     transport = ScriptedTransport(
         FileProduced("cat.png", "image/png", b"meow", caption="a cat"),
         FileProduced("dog.png", "image/png", url="https://example.com/dog.png"),
@@ -127,7 +128,7 @@ async def test_every_failure_reaches_the_peer_with_kind_and_hint(
     assert turn.text == "so far"
 
 
-async def test_what_a_transport_raises_never_leaks(
+async def test_an_exception_in_a_transport_does_not_reach_the_peer(
     bridge: StartBridge, caplog: pytest.LogCaptureFixture
 ) -> None:
     transport = ScriptedTransport(RuntimeError("secret detail"))
@@ -153,7 +154,7 @@ async def test_a_turn_that_takes_too_long_fails_as_timeout(bridge: StartBridge) 
 
 
 @pytest.mark.parametrize("text", ["", "  \n "])
-async def test_nothing_to_do_is_rejected(bridge: StartBridge, text: str) -> None:
+async def test_an_empty_message_is_rejected(bridge: StartBridge, text: str) -> None:
     transport = ScriptedTransport(Completed("never"))
     async with bridge(transport) as b, peer(b.url) as client:
         turn = await ask(client, text)
@@ -162,7 +163,7 @@ async def test_nothing_to_do_is_rejected(bridge: StartBridge, text: str) -> None
     assert transport.turns == []
 
 
-async def test_a_part_that_cannot_be_passed_on_is_refused_by_name(bridge: StartBridge) -> None:
+async def test_a_part_that_hermes_cannot_get_is_rejected_by_name(bridge: StartBridge) -> None:
     request = message("look at this")
     request.message.parts.append(Part(raw=b"x", filename="cat.png", media_type="image/png"))
     async with bridge(ScriptedTransport(Completed("never"))) as b, peer(b.url) as client:
@@ -197,7 +198,7 @@ async def test_cancel_ends_the_task_for_its_subscribers_and_keeps_the_text(
     assert turn.text == reply_text(stored) == "so far"
 
 
-async def test_canceling_at_once_again_leaves_no_subscriber_waiting(bridge: StartBridge) -> None:
+async def test_repeated_cancels_leave_no_subscriber_waiting(bridge: StartBridge) -> None:
     transport = ScriptedTransport(TextDelta("so far"), 30.0, Completed("never"))
     async with bridge(transport) as b, peer(b.url) as client:
         for _ in range(5):
@@ -248,12 +249,12 @@ async def test_a_cancel_that_comes_too_late_leaves_the_task_completed(
             await asked.wait()
         await save(store, task, context)
 
-    async def told_cancel(handler: BridgeRequestHandler, *args: Any) -> Task:
+    async def cancel_and_signal(handler: BridgeRequestHandler, *args: Any) -> Task:
         asked.set()
         return await on_cancel(handler, *args)
 
     monkeypatch.setattr(MemoryTaskStore, "save", slow_save)
-    monkeypatch.setattr(BridgeRequestHandler, "on_cancel_task", told_cancel)
+    monkeypatch.setattr(BridgeRequestHandler, "on_cancel_task", cancel_and_signal)
     transport = ScriptedTransport(Completed("done"))
     async with bridge(transport, STORE="memory") as b, peer(b.url) as client:
         task_id = await first_task_id(client.send_message(message("hi")))
@@ -264,7 +265,25 @@ async def test_a_cancel_that_comes_too_late_leaves_the_task_completed(
     assert state(stored) == "COMPLETED"
 
 
-async def test_a_waiting_turn_says_so_and_can_be_canceled(bridge: StartBridge) -> None:
+async def test_a_turn_that_is_canceled_before_it_was_sent_never_reaches_hermes(
+    bridge: StartBridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport = ScriptedTransport(Completed("never"))
+    working = status.working
+
+    async def canceled_meanwhile(*args: Any) -> None:
+        await working(*args)
+        (active,) = b._executor._runs.values()
+        active.run.request_stop(Canceled())
+
+    monkeypatch.setattr(status, "working", canceled_meanwhile)
+    async with bridge(transport) as b, peer(b.url) as client:
+        turn = await ask(client, "hi")
+    assert turn.states == ["SUBMITTED", "WORKING", "CANCELED"]
+    assert transport.turns == []
+
+
+async def test_a_queued_turn_says_so_and_can_be_canceled(bridge: StartBridge) -> None:
     go = asyncio.Event()
     transport = ScriptedTransport(go, Completed("done"))
     async with bridge(transport) as b, peer(b.url) as client:
@@ -294,7 +313,7 @@ async def test_one_conversation_runs_in_order_of_arrival(bridge: StartBridge) ->
     assert [t.text for t in transport.turns] == [f"m{i}" for i in range(5)]
 
 
-async def test_more_than_may_wait_is_rejected_as_busy(bridge: StartBridge) -> None:
+async def test_a_turn_beyond_the_queue_is_rejected_as_busy(bridge: StartBridge) -> None:
     go = asyncio.Event()
     transport = ScriptedTransport(go, Completed("done"))
     async with bridge(transport, MAX_RUNNING=1, MAX_WAITING=1) as b, peer(b.url) as client:
@@ -308,7 +327,7 @@ async def test_more_than_may_wait_is_rejected_as_busy(bridge: StartBridge) -> No
     assert refused.failure["retryable"] is True
 
 
-async def test_shutdown_lets_a_turn_end_and_answers_every_other_by_name(
+async def test_shutdown_lets_a_running_turn_end_and_rejects_queued_ones(
     bridge: StartBridge,
 ) -> None:
     transport = ScriptedTransport(TextDelta("so far"), 0.5, Completed("so far, done"))
@@ -324,7 +343,7 @@ async def test_shutdown_lets_a_turn_end_and_answers_every_other_by_name(
     assert waited.failure["kind"] == "draining"
 
 
-async def test_shutdown_cuts_a_turn_that_does_not_end_as_interrupted(bridge: StartBridge) -> None:
+async def test_shutdown_interrupts_a_turn_that_does_not_end(bridge: StartBridge) -> None:
     transport = ScriptedTransport(TextDelta("so far"), 30.0, Completed("never"))
     async with bridge(transport, DRAIN_TIMEOUT=0.1) as b, peer(b.url) as client:
         running = asyncio.create_task(ask(client, "one"))
@@ -334,6 +353,32 @@ async def test_shutdown_cuts_a_turn_that_does_not_end_as_interrupted(bridge: Sta
     assert turn.states[-1] == "FAILED"
     assert turn.failure == Interrupted("the agent was shut down during the turn").as_dict()
     assert turn.text == "so far"
+
+
+async def test_shutdown_rejects_a_turn_whose_task_is_just_being_stored(
+    bridge: StartBridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving, go = asyncio.Event(), asyncio.Event()
+    save = MemoryTaskStore.save
+
+    async def slow_save(store: MemoryTaskStore, task: Task, context: ServerCallContext) -> None:
+        saving.set()
+        await go.wait()
+        await save(store, task, context)
+
+    monkeypatch.setattr(MemoryTaskStore, "save", slow_save)
+    transport = ScriptedTransport(Completed("never"))
+    async with bridge(transport, STORE="memory", DRAIN_TIMEOUT=0) as b, peer(b.url) as client:
+        asking = asyncio.create_task(ask(client, "hi"))
+        await saving.wait()
+        (active,) = b._executor._runs.values()
+        stopping = asyncio.create_task(b.__aexit__(None, None, None))
+        await until(lambda: active.run.stop)
+        go.set()
+        turn = await asking
+        await stopping
+    assert (turn.states[-1], turn.failure["kind"]) == ("REJECTED", "draining")
+    assert transport.turns == []
 
 
 async def test_a_disconnected_peer_does_not_stop_its_turn(bridge: StartBridge) -> None:
@@ -385,7 +430,7 @@ _ends = st.one_of(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-async def test_any_turn_is_a_legal_history_with_one_end(
+async def test_any_turn_has_a_legal_history_with_one_end(
     events: list[TurnEvent], end: TurnEvent, answered: str
 ) -> None:
     """For any events, the peer sees a Task, one terminal state, every file and the right text."""

@@ -48,7 +48,7 @@ class Dialogue:
                 await self._pass_on(active, active.run.question, context)
             elif not active.run.ended:
                 data = {"answer": "not taken"}
-                await updates.working(active.updater, "no question waits for an answer", data)
+                await updates.working(active.updater, "no question is waiting for an answer", data)
         await self._show_pending(active)
 
     async def _show_pending(self, active: ActiveTurn) -> None:
@@ -64,7 +64,9 @@ class Dialogue:
         if active.run.asks_no_more:
             return
         if question.kind == "approval" and self._approvals == "deny":
-            await self._refuse(active, question, "the operator lets no peer approve commands")
+            await self._refuse(
+                active, question, "the operator does not allow peers to approve commands"
+            )
             return
         try:
             active.pause(question)
@@ -80,7 +82,7 @@ class Dialogue:
         await asyncio.sleep(self._question_timeout)
         async with active.showing:
             if active.settle(question):
-                why = f"nobody answered within {self._question_timeout:g} s"
+                why = f"no answer within {self._question_timeout:g} s"
                 await self._refuse(active, question, why)
         await self._show_pending(active)
 
