@@ -72,7 +72,9 @@ async def test_the_reply_streams_and_ends_with_its_usage(
     ]
 
 
-async def test_images_are_parts_beside_the_text(hermes: FakeHermes, chat: ChatTransport) -> None:
+async def test_images_are_sent_as_parts_after_the_text(
+    hermes: FakeHermes, chat: ChatTransport
+) -> None:
     images = (
         Attachment("a.png", "image/png", b"\x89P"),
         Attachment("b.jpg", "image/jpeg", b"\xff"),
@@ -98,7 +100,7 @@ async def test_images_that_are_too_large_are_not_sent(
     assert isinstance((await run(chat, replace(turn(), attachments=(fits,))))[-1], Completed)
 
 
-async def test_a_file_that_the_agent_names_is_told_to_stay(
+async def test_the_peer_is_told_that_a_file_cannot_be_delivered(
     hermes: FakeHermes, chat: ChatTransport
 ) -> None:
     hermes.replies = [streaming(*answer("Here.\n", "MEDIA:/srv/a.pdf"))]
@@ -191,7 +193,7 @@ async def test_a_refused_request_names_its_reason(
     assert failure(await run(chat, turn())) == kind
 
 
-async def test_a_server_error_page_reaches_nobody_as_html(
+async def test_an_html_error_page_does_not_reach_the_peer(
     hermes: FakeHermes, chat: ChatTransport
 ) -> None:
     hermes.replies = [status(502, text="<html><body><h1>Bad gateway</h1></body></html>")]
@@ -202,7 +204,7 @@ async def test_a_server_error_page_reaches_nobody_as_html(
 
 
 @pytest.mark.parametrize("code", [429, 503])
-async def test_a_busy_hermes_is_asked_again_and_the_peer_is_told(
+async def test_a_busy_hermes_is_retried_and_the_peer_is_notified(
     hermes: FakeHermes, chat: ChatTransport, code: int
 ) -> None:
     hermes.replies = [status(code), streaming(*answer("pong"))]
@@ -228,19 +230,21 @@ async def test_junk_in_the_stream_is_an_internal_failure(
     assert failure(await run(chat, turn())) == "internal"
 
 
-async def test_an_answer_that_is_no_stream_is_an_internal_failure(
+async def test_a_response_without_an_event_stream_is_an_internal_failure(
     hermes: FakeHermes, chat: ChatTransport
 ) -> None:
     hermes.replies = [status(200, text="<html>hello</html>")]
     assert failure(await run(chat, turn())) == "internal"
 
 
-async def test_no_text_at_all_is_an_empty_reply(hermes: FakeHermes, chat: ChatTransport) -> None:
+async def test_a_reply_without_text_is_an_empty_reply(
+    hermes: FakeHermes, chat: ChatTransport
+) -> None:
     hermes.replies = [streaming(*answer())]
     assert failure(await run(chat, turn())) == "empty_reply"
 
 
-async def test_a_stream_that_breaks_off_is_interrupted_after_what_came(
+async def test_a_stream_that_is_cut_is_interrupted_and_keeps_its_text(
     hermes: FakeHermes, chat: ChatTransport
 ) -> None:
     hermes.replies = [breaking(chunk("half of "))]
@@ -256,7 +260,7 @@ async def test_a_stream_that_ends_without_a_finish_is_interrupted(
     assert failure(await run(chat, turn())) == "interrupted"
 
 
-async def test_a_text_that_hermes_would_cut_is_refused_unsent(
+async def test_a_text_that_hermes_would_truncate_is_not_sent(
     hermes: FakeHermes, chat: ChatTransport
 ) -> None:
     assert failure(await run(chat, turn("x" * (MAX_TEXT + 1)))) == "too_large"
@@ -273,14 +277,14 @@ async def test_a_wrong_key_is_an_auth_failure_at_the_check_and_in_a_turn(
         assert failure(await run(chat, turn())) == "auth"
 
 
-async def test_nobody_there_is_unreachable_at_the_check_and_in_a_turn() -> None:
+async def test_a_hermes_that_does_not_run_is_unreachable_at_the_check_and_in_a_turn() -> None:
     async with ChatTransport(f"http://127.0.0.1:{free_port()}/v1", KEY) as chat:
         with pytest.raises(Unreachable):
             await chat.check()
         assert failure(await run(chat, turn())) == "unreachable"
 
 
-async def test_a_hermes_that_is_started_again_is_waited_for() -> None:
+async def test_a_turn_waits_for_a_hermes_that_is_being_restarted() -> None:
     port = free_port()
     patient = ChatTransport(f"http://127.0.0.1:{port}/v1", KEY, patient=True)
     async with asyncio.timeout(20), patient as chat, aclosing(chat.run(turn())) as events:
@@ -290,22 +294,22 @@ async def test_a_hermes_that_is_started_again_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("patient", [True, False])
-async def test_a_hermes_that_dies_before_its_first_word_is_not_asked_again(
+async def test_a_turn_is_not_retried_when_hermes_dies_before_its_first_word(
     hermes: FakeHermes, patient: bool
 ) -> None:
     """It may have begun to work on the message."""
-    hermes.replies = [breaking_unsaid]
+    hermes.replies = [breaking_before_any_text]
     async with ChatTransport(hermes.base_url, KEY, patient=patient) as chat:
         assert failure(await run(chat, turn())) == "interrupted"
     assert len(hermes.requests) == 1
 
 
-async def test_a_wrong_address_is_told_though_hermes_may_come_back(hermes: FakeHermes) -> None:
+async def test_a_wrong_address_is_reported_even_if_hermes_may_come_back(hermes: FakeHermes) -> None:
     async with ChatTransport(hermes.base_url + "/elsewhere", KEY, patient=True) as chat:
         assert failure(await run(chat, turn())) == "unreachable"
 
 
-async def breaking_unsaid(
+async def breaking_before_any_text(
     hermes: FakeHermes, request: web.Request, body: dict[str, Any]
 ) -> web.StreamResponse:
     assert request.transport is not None
@@ -336,7 +340,7 @@ async def test_cancel_closes_the_stream_and_ends_the_turn(
     assert events == [Canceled()]
 
 
-async def test_leaving_a_turn_early_closes_its_stream(
+async def test_closing_a_turn_early_closes_its_stream(
     hermes: FakeHermes, chat: ChatTransport
 ) -> None:
     async def reply(h: FakeHermes, request: object, body: object) -> object:
@@ -351,7 +355,7 @@ async def test_leaving_a_turn_early_closes_its_stream(
         await hermes.closed_early.wait()
 
 
-async def test_the_key_shows_in_no_repr(chat: ChatTransport) -> None:
+async def test_no_repr_shows_the_key(chat: ChatTransport) -> None:
     assert KEY not in repr(chat)
 
 
@@ -383,7 +387,7 @@ async def test_a_cancel_that_comes_before_anything_was_sent_ends_the_turn(
 
 
 @pytest.mark.parametrize("status", [401, 413, 429, 500, 503])
-async def test_a_refusal_counts_although_its_body_breaks_off(status: int) -> None:
+async def test_a_refusal_counts_even_if_its_body_is_cut(status: int) -> None:
     answers = 0
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -46,12 +46,12 @@ def test_a_tool_event_parses_or_is_refused(data: str) -> None:
         assert len(progress.preview) <= 200
 
 
-def test_a_nest_too_deep_is_refused() -> None:
+def test_json_that_nests_too_deeply_is_refused() -> None:
     with contextlib.suppress(StreamError):
         parse_chunk("[" * 200_000)
 
 
-def test_a_tools_label_is_cut_and_redacted() -> None:
+def test_a_tools_label_is_truncated_and_redacted() -> None:
     label = "curl -H 'Authorization: Bearer abcdefghijkl' " + "x" * 500
     progress = parse_tool(json.dumps({"tool": "terminal", "label": label, "status": "running"}))
     assert "abcdefghijkl" not in progress.preview
@@ -76,7 +76,7 @@ EVENTS = [
 
 
 @given(st.sets(st.integers(0, len(STREAM))))
-def test_events_are_the_same_however_they_are_cut(cuts: set[int]) -> None:
+def test_events_do_not_depend_on_how_the_bytes_are_chunked(cuts: set[int]) -> None:
     stream, events, start = EventStream(), [], 0
     for end in (*sorted(cuts), len(STREAM)):
         events += stream.feed(STREAM[start:end])
@@ -85,7 +85,7 @@ def test_events_are_the_same_however_they_are_cut(cuts: set[int]) -> None:
 
 
 @given(st.lists(st.binary()))
-def test_any_bytes_are_events_or_none(pieces: list[bytes]) -> None:
+def test_any_bytes_parse_or_raise_the_stream_error(pieces: list[bytes]) -> None:
     stream = EventStream()
     for piece in pieces:
         assert all(name for name, _ in stream.feed(piece))
@@ -94,7 +94,7 @@ def test_any_bytes_are_events_or_none(pieces: list[bytes]) -> None:
 @pytest.mark.parametrize(
     "endless", [b"x" * 2**20, b"data: " + b"x" * 2**20 + b"\n", b"data:\n" * 2**20]
 )
-def test_an_event_without_an_end_is_refused(endless: bytes) -> None:
+def test_an_event_that_never_ends_is_refused(endless: bytes) -> None:
     stream = EventStream()
     with pytest.raises(StreamError, match="too large"):
         for _ in range(20):

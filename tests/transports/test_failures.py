@@ -52,7 +52,7 @@ async def test_a_failure_of_hermes_reaches_the_peer_by_its_kind_with_a_hint(
     assert turn.text == ("half of it" if kind == "interrupted" else "")
 
 
-async def test_a_wrong_api_key_is_told_as_such(bridge: StartBridge, hermes: FakeHermes) -> None:
+async def test_a_wrong_api_key_is_reported_as_such(bridge: StartBridge, hermes: FakeHermes) -> None:
     transport = ChatTransport(hermes.base_url, "not-the-right-key")
     async with bridge(transport) as b, peer(b.url) as client:
         turn = await ask(client, "hi")
@@ -60,7 +60,7 @@ async def test_a_wrong_api_key_is_told_as_such(bridge: StartBridge, hermes: Fake
     assert "API_SERVER_KEY" in turn.failure["hint"]
 
 
-async def test_a_hermes_that_is_not_there_is_unreachable(bridge: StartBridge) -> None:
+async def test_a_hermes_that_does_not_run_is_unreachable(bridge: StartBridge) -> None:
     transport = ChatTransport(f"http://127.0.0.1:{free_port()}/v1", KEY)
     async with bridge(transport) as b, peer(b.url) as client:
         turn = await ask(client, "hi")
@@ -75,7 +75,7 @@ async def test_a_silent_hermes_is_a_timeout(bridge: StartBridge, hermes: FakeHer
     assert turn.failure["kind"] == "timeout"
 
 
-async def test_a_text_beyond_what_hermes_takes_is_refused_unsent(
+async def test_a_text_beyond_hermess_limit_is_not_sent(
     bridge: StartBridge, hermes: FakeHermes
 ) -> None:
     async with bridge(hermes) as b, peer(b.url) as client:

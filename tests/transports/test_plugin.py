@@ -57,7 +57,7 @@ class FakePlugin:
         self.knows_check = True
         self.refuses_callback = False
         self.http = httpx.AsyncClient()
-        self.told: list[dict[str, Any]] = []
+        self.responses: list[dict[str, Any]] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self.url = ""
 
@@ -118,8 +118,8 @@ class FakePlugin:
         answered = await self.http.post(
             body["callback_url"], json=reply, headers={SECRET_HEADER: SECRET}
         )
-        self.told.append(answered.json())
-        return self.told[-1]
+        self.responses.append(answered.json())
+        return self.responses[-1]
 
 
 def answers(*texts: str) -> Script:
@@ -196,7 +196,9 @@ async def test_a_turn_is_sent_and_called_back(
     assert plugin.canceled == []
 
 
-async def test_files_go_along(plugin: FakePlugin, transport: PluginTransport) -> None:
+async def test_files_are_sent_with_the_message(
+    plugin: FakePlugin, transport: PluginTransport
+) -> None:
     files = (Attachment("a.bin", "application/pdf", bytes(2**23)), Attachment("b", "a/b", b"x"))
     sent = replace(turn(), attachments=files)
     async with asyncio.timeout(20):
@@ -228,12 +230,12 @@ async def test_repeated_foreign_and_late_callbacks_do_no_harm(
     plugin.script = script
     assert await run(transport) == [TextDelta("a"), TextDelta("b"), Completed("ab")]
     await asyncio.gather(*plugin.tasks)
-    assert plugin.told[0] == {"ok": True, "stale": True}
-    assert plugin.told[3] == {"ok": True, "duplicate": True}
-    assert plugin.told[5] == {"ok": True, "stale": True}
+    assert plugin.responses[0] == {"ok": True, "stale": True}
+    assert plugin.responses[3] == {"ok": True, "duplicate": True}
+    assert plugin.responses[5] == {"ok": True, "stale": True}
 
 
-async def test_a_lost_callback_does_not_hold_up_the_end(
+async def test_a_lost_callback_does_not_delay_the_end(
     plugin: FakePlugin, transport: PluginTransport
 ) -> None:
     async def script(plugin: FakePlugin, body: dict[str, Any]) -> None:
@@ -244,7 +246,7 @@ async def test_a_lost_callback_does_not_hold_up_the_end(
     assert await run(transport) == [TextDelta("a"), Completed("abc")]
 
 
-async def test_a_busy_plugin_is_asked_again(plugin: FakePlugin, transport: PluginTransport) -> None:
+async def test_a_busy_plugin_is_retried(plugin: FakePlugin, transport: PluginTransport) -> None:
     plugin.statuses = [503, 429, 202]
     events = await run(transport)
     assert [type(e) for e in events[:2]] == [Notice, Notice]
@@ -262,7 +264,7 @@ async def test_a_refusal_names_its_reason(
     assert failure(await run(transport)) == kind
 
 
-async def test_a_post_that_nobody_answers_is_sent_again_and_runs_once(
+async def test_a_message_without_an_answer_is_sent_again_and_runs_once(
     plugin: FakePlugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def slow(plugin: FakePlugin, body: dict[str, Any]) -> None:
@@ -279,14 +281,14 @@ async def test_a_post_that_nobody_answers_is_sent_again_and_runs_once(
     assert len(plugin.tasks) == 1
 
 
-async def test_nobody_there_is_unreachable_at_the_check_and_in_a_turn() -> None:
+async def test_a_hermes_that_does_not_run_is_unreachable_at_the_check_and_in_a_turn() -> None:
     async with PluginTransport(f"http://127.0.0.1:{free_port()}", secret=SECRET) as transport:
         with pytest.raises(Unreachable, match="plugin"):
             await transport.check()
         assert failure(await run(transport)) == "unreachable"
 
 
-async def test_a_hermes_that_is_started_again_is_waited_for(plugin: FakePlugin) -> None:
+async def test_a_turn_waits_for_a_hermes_that_is_being_restarted(plugin: FakePlugin) -> None:
     port = free_port()
     patient = PluginTransport(f"http://127.0.0.1:{port}", secret=SECRET, patient=True)
     async with asyncio.timeout(20), patient as transport, aclosing(transport.run(turn())) as events:
@@ -295,7 +297,7 @@ async def test_a_hermes_that_is_started_again_is_waited_for(plugin: FakePlugin) 
             assert [event async for event in events][-1] == Completed("pong")
 
 
-async def test_what_may_have_reached_a_hermes_that_died_is_not_sent_to_the_next(
+async def test_a_message_that_may_have_reached_a_dead_hermes_is_not_sent_to_the_next(
     plugin: FakePlugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plugin_transport, "_SEND_TIMEOUT", 0.3)
@@ -309,7 +311,7 @@ async def test_what_may_have_reached_a_hermes_that_died_is_not_sent_to_the_next(
         assert failure(await running) == "interrupted"
 
 
-async def test_the_check_tells_ready_starting_and_a_wrong_secret_apart(
+async def test_the_check_distinguishes_ready_starting_and_a_wrong_secret(
     plugin: FakePlugin, transport: PluginTransport
 ) -> None:
     await transport.check()
@@ -322,7 +324,7 @@ async def test_the_check_tells_ready_starting_and_a_wrong_secret_apart(
         assert failure(await run(other)) == "auth"
 
 
-async def test_the_check_tells_a_callback_that_the_plugin_refuses(
+async def test_the_check_reports_a_callback_address_that_the_plugin_refuses(
     plugin: FakePlugin, transport: PluginTransport
 ) -> None:
     plugin.refuses_callback = True
@@ -331,19 +333,21 @@ async def test_the_check_tells_a_callback_that_the_plugin_refuses(
     assert "MOLECULE_A2A_PLATFORM_CALLBACKS" in refused.value.hint
 
 
-async def test_an_older_plugin_has_no_check(plugin: FakePlugin, transport: PluginTransport) -> None:
+async def test_an_older_plugin_without_the_check_is_ready(
+    plugin: FakePlugin, transport: PluginTransport
+) -> None:
     plugin.knows_check = False
     await transport.check()
 
 
-async def test_the_check_tells_a_secret_that_only_the_plugin_has(plugin: FakePlugin) -> None:
+async def test_the_check_reports_a_missing_secret(plugin: FakePlugin) -> None:
     async with PluginTransport(plugin.url) as transport:
         with pytest.raises(AuthFailure):
             await transport.check()
 
 
 @pytest.mark.parametrize("instance", ["one", ""])
-async def test_a_hermes_that_dies_under_a_turn_ends_it(instance: str) -> None:
+async def test_a_turn_is_interrupted_when_hermes_dies(instance: str) -> None:
     """Also one whose plugin is older and does not name its instance."""
     plugin = FakePlugin()
     plugin.instance = instance
@@ -359,7 +363,7 @@ async def test_a_hermes_that_dies_under_a_turn_ends_it(instance: str) -> None:
     await plugin.http.aclose()
 
 
-async def test_a_hermes_that_was_restarted_has_lost_the_turn(
+async def test_a_turn_is_interrupted_when_hermes_was_restarted(
     plugin: FakePlugin, transport: PluginTransport
 ) -> None:
     plugin.script = nothing
@@ -380,7 +384,7 @@ async def test_cancel_waits_for_hermes_to_stop(
     assert plugin.canceled == ["m-1"]
 
 
-async def test_cancel_of_what_hermes_does_not_know_ends_here(
+async def test_cancel_ends_a_turn_that_hermes_does_not_know(
     plugin: FakePlugin, transport: PluginTransport
 ) -> None:
     plugin.script = nothing
@@ -391,7 +395,7 @@ async def test_cancel_of_what_hermes_does_not_know_ends_here(
     assert await running == [Canceled()]
 
 
-async def test_cancel_while_it_is_still_being_sent(
+async def test_cancel_ends_a_turn_that_is_still_being_sent(
     plugin: FakePlugin, transport: PluginTransport
 ) -> None:
     plugin.statuses = [503] * 50
@@ -401,7 +405,7 @@ async def test_cancel_while_it_is_still_being_sent(
     assert (await running)[-1] == Canceled()
 
 
-async def test_leaving_early_tells_hermes_to_stop(
+async def test_closing_a_turn_early_cancels_it_in_hermes(
     plugin: FakePlugin, transport: PluginTransport
 ) -> None:
     async def script(plugin: FakePlugin, body: dict[str, Any]) -> None:
@@ -414,7 +418,7 @@ async def test_leaving_early_tells_hermes_to_stop(
     assert transport.pending == transport.accepted == 0
 
 
-async def test_a_turn_that_is_cut_twice_leaves_nothing_behind(
+async def test_a_turn_that_is_canceled_twice_leaves_nothing_behind(
     plugin: FakePlugin, transport: PluginTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopping = asyncio.Event()
@@ -469,7 +473,7 @@ async def test_an_answer_reaches_the_plugin_and_the_turn_goes_on(
 
 
 @pytest.mark.parametrize(("status", "error"), [(404, QuestionGoneError), (400, BadRequest)])
-async def test_an_answer_that_is_not_taken_is_told_so(
+async def test_an_answer_that_the_plugin_refuses_raises(
     plugin: FakePlugin, transport: PluginTransport, status: int, error: type[Exception]
 ) -> None:
     plugin.answer_status = status
@@ -477,7 +481,7 @@ async def test_an_answer_that_is_not_taken_is_told_so(
         await transport.answer(turn(), "q", "once")
 
 
-async def test_closing_answers_those_who_wait(plugin: FakePlugin) -> None:
+async def test_closing_the_transport_ends_its_turns_as_draining(plugin: FakePlugin) -> None:
     plugin.script = nothing
     transport = PluginTransport(plugin.url, secret=SECRET)
     async with transport:
@@ -486,7 +490,7 @@ async def test_closing_answers_those_who_wait(plugin: FakePlugin) -> None:
     assert failure(await running) == "draining"
 
 
-async def test_a_hundred_at_once_are_not_crossed(
+async def test_a_hundred_concurrent_turns_get_their_own_answers(
     plugin: FakePlugin, transport: PluginTransport
 ) -> None:
     async def script(plugin: FakePlugin, body: dict[str, Any]) -> None:
@@ -498,7 +502,7 @@ async def test_a_hundred_at_once_are_not_crossed(
     assert [events[-1] for events in ended] == [Completed(f"you said text {i}") for i in range(100)]
 
 
-async def test_the_secret_shows_in_no_repr(transport: PluginTransport) -> None:
+async def test_no_repr_shows_the_secret(transport: PluginTransport) -> None:
     assert SECRET not in repr(transport)
 
 
@@ -526,7 +530,7 @@ async def server() -> AsyncIterator[tuple[ReplyServer, Replies]]:
         (b'{"reply_to": "nobody", "content": "x"}', 200),
     ],
 )
-async def test_the_reply_server_refuses_what_is_wrong(
+async def test_the_callback_server_refuses_malformed_bodies(
     server: tuple[ReplyServer, Replies], body: bytes, status: int
 ) -> None:
     async with httpx.AsyncClient() as http:
@@ -591,7 +595,7 @@ async def test_a_wrong_secret_changes_nothing(
         assert not reply.ended
 
 
-async def test_a_taken_callback_port_is_told_by_name() -> None:
+async def test_a_callback_port_in_use_is_reported_with_its_setting() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

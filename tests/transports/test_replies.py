@@ -52,7 +52,7 @@ async def drained(reply: Reply) -> list[TurnEvent]:
     return events
 
 
-async def test_a_reply_comes_to_whoever_registered_for_it() -> None:
+async def test_callbacks_reach_the_reply_that_is_registered() -> None:
     replies = Replies()
     with replies.register("m") as reply:
         assert replies.take(delta("he", 0)) == "taken"
@@ -62,7 +62,7 @@ async def test_a_reply_comes_to_whoever_registered_for_it() -> None:
         assert reply.final
 
 
-async def test_nobody_waits_is_stale_before_and_after() -> None:
+async def test_a_callback_is_stale_before_and_after_its_turn() -> None:
     replies = Replies()
     assert replies.take(final("x")) == "stale"
     with replies.register("m"):
@@ -72,7 +72,7 @@ async def test_nobody_waits_is_stale_before_and_after() -> None:
     assert len(replies) == 0
 
 
-async def test_somebody_elses_reply_is_not_ours() -> None:
+async def test_a_callback_for_another_message_is_stale() -> None:
     replies = Replies()
     with replies.register("m") as reply:
         assert replies.take(final("x", to="other")) == "stale"
@@ -87,7 +87,7 @@ async def test_a_repeated_or_older_callback_is_a_duplicate() -> None:
     assert outcomes == ["taken", "duplicate", "taken", "duplicate", "taken"]
 
 
-async def test_a_duplicate_of_a_final_that_was_not_taken_ends_nothing() -> None:
+async def test_a_duplicate_final_does_not_end_the_turn() -> None:
     with Replies().register("m") as reply:
         assert reply.take(delta("a", 3)) == "taken"
         assert reply.take(final("old", 2)) == "duplicate"
@@ -102,7 +102,7 @@ async def test_a_gap_is_not_waited_for() -> None:
         assert await drained(reply) == [TextDelta("c"), Completed("abc")]
 
 
-async def test_an_old_plugins_callback_without_a_type_is_the_answer() -> None:
+async def test_a_callback_without_a_type_is_the_answer_of_an_older_plugin() -> None:
     replies = Replies()
     with replies.register("m") as reply:
         replies.take(callback("the answer"))
@@ -138,7 +138,7 @@ async def test_an_old_plugins_callback_without_a_type_is_the_answer() -> None:
         (final("", silent=True), Completed("")),
     ],
 )
-async def test_each_type_has_its_event(given_: Callback, event: TurnEvent) -> None:
+async def test_each_type_of_callback_becomes_its_event(given_: Callback, event: TurnEvent) -> None:
     with Replies().register("m") as reply:
         reply.take(given_)
         assert await drained(reply) == [event]
@@ -153,7 +153,7 @@ async def test_each_type_has_its_event(given_: Callback, event: TurnEvent) -> No
         (final(" \n"), "empty_reply"),
     ],
 )
-async def test_a_bad_end_is_a_failure(given_: Callback, kind: str) -> None:
+async def test_a_final_without_an_answer_is_a_failure(given_: Callback, kind: str) -> None:
     with Replies().register("m") as reply:
         reply.take(given_)
         (event,) = await drained(reply)
@@ -161,7 +161,7 @@ async def test_a_bad_end_is_a_failure(given_: Callback, kind: str) -> None:
         assert event.failure.kind == kind
 
 
-async def test_shutdown_answers_every_waiter_by_name() -> None:
+async def test_shutdown_ends_every_pending_reply_with_a_failure() -> None:
     replies = Replies()
     with replies.register("a") as one, replies.register("b") as two:
         replies.take(final("done", to="a"))
@@ -182,7 +182,9 @@ async def test_a_message_id_is_registered_once() -> None:
 
 @given(st.integers(), st.integers(1, 8))
 @settings(max_examples=20, deadline=None)
-async def test_a_thousand_pending_at_once_lose_and_cross_nothing(seed: int, pieces: int) -> None:
+async def test_a_thousand_pending_replies_get_exactly_their_own_events(
+    seed: int, pieces: int
+) -> None:
     chance = random.Random(seed)
     replies = Replies()
     waiting = {f"m{i}": replies.register(f"m{i}") for i in range(1000)}

@@ -11,7 +11,7 @@ _anything = st.text(st.characters(), max_size=300)
 
 
 @given(_anything, _anything)
-def test_a_conversation_has_a_name_that_hermes_takes(peer: str, context_id: str) -> None:
+def test_a_conversation_has_a_name_that_hermes_accepts(peer: str, context_id: str) -> None:
     assert re.fullmatch(r"a2a-[0-9a-f]{40}", conversation_id(peer, context_id))
     assert conversation_id(peer, context_id) == conversation_id(peer, context_id)
 
@@ -21,6 +21,6 @@ def test_two_conversations_never_share_a_name(one: tuple[str, str], two: tuple[s
     assert (conversation_id(*one) == conversation_id(*two)) == (one == two)
 
 
-def test_the_border_between_peer_and_context_counts() -> None:
+def test_moving_the_border_between_peer_and_context_changes_the_name() -> None:
     assert conversation_id("ab", "c") != conversation_id("a", "bc")
     assert conversation_id("", "1:a") != conversation_id("a", "")
