@@ -294,6 +294,8 @@ class BridgeRequestHandler(RequestHandler):
             yield task
             async for event in reader:
                 yield event
+                if rests(event):
+                    return
 
     @validate_request_params
     @nothing_leaks

@@ -274,6 +274,34 @@ async def test_a_yes_that_was_sent_twice_does_not_approve_the_next_command(
     assert done.states[-1] == "COMPLETED"
 
 
+@pytest.mark.parametrize("version", ["1.0", "0.3"])
+@pytest.mark.parametrize("binding", ["JSONRPC", "HTTP+JSON"])
+async def test_a_subscription_ends_with_the_question_and_one_after_it_with_the_rest(
+    bridge: StartBridge, binding: str, version: str
+) -> None:
+    go = asyncio.Event()
+    transport = ScriptedTransport(go, APPROVAL, Answered(), Completed("done"))
+    async with (
+        asyncio.timeout(30),
+        bridge(transport) as b,
+        peer(b.url, binding=binding, version=version) as client,
+    ):
+        task_id = (await anext(client.send_message(message("go")))).task.id
+        following = SubscribeToTaskRequest(id=task_id)
+        before, after = Turn(), Turn()
+        async for event in client.subscribe(following):
+            before.add(event)
+            go.set()
+        assert before.states[-1] == "INPUT_REQUIRED"
+        stream = client.subscribe(following)
+        after.add(await anext(stream))
+        assert after.states == ["INPUT_REQUIRED"]
+        await ask(client, "yes", task_id=task_id)
+        async for event in stream:
+            after.add(event)
+        assert after.states[-1] == "COMPLETED"
+
+
 @pytest.mark.parametrize(("question", "answer"), [(APPROVAL, "deny"), (CLARIFY, NOBODY_TO_ASK)])
 async def test_when_nobody_answers_the_turn_goes_on_without(
     bridge: StartBridge, question: Question, answer: str

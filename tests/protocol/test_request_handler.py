@@ -122,9 +122,7 @@ async def serving(
 
     async with (
         asyncio.timeout(30),
-        TaskRegistry(
-            store or Disk(), push.send_notification, checkpoint=0.01, on_end=stop_if_lost
-        ) as tasks,
+        TaskRegistry(store or Disk(), push.notify, checkpoint=0.01, on_end=stop_if_lost) as tasks,
     ):
         handler = BridgeRequestHandler(
             executor, tasks, CARD, push, idempotency=IdempotencyIndex(window)
@@ -275,7 +273,8 @@ class Peers:
         events = await subscribe(self._handler, self._task(which))
         require_legal(events)
         assert isinstance(events[0], Task)
-        assert ends(events[-1])
+        assert not any(rests(event) for event in events[1:-1])
+        assert rests(events[-1])
 
     async def _cancel(self, which: int) -> None:
         assert ends(await cancel(self._handler, self._task(which)))
