@@ -45,8 +45,9 @@ class Recorder(Protocol):
 
 
 TaskEvent = Task | TaskStatusUpdateEvent | TaskArtifactUpdateEvent
-Listener = Callable[[str, TaskEvent], Awaitable[None]]
-"""Is told a task's id and its event, in order. What it raises is logged."""
+Listener = Callable[[Task, TaskEvent], Awaitable[None]]
+"""Receives each event of a task, in order, with the task as it is after the event. It must not
+change the task, or keep it. What the listener raises is logged."""
 
 
 class TaskLog(EventQueue):
@@ -274,7 +275,7 @@ class TaskLog(EventQueue):
 
     async def _tell_listener(self, event: TaskEvent) -> None:
         try:
-            await self._listener(self.task.id, event)
+            await self._listener(self.task, event)
         except Exception:
             logger.exception("an event of task %s was not passed on", self.task.id)
 

@@ -18,23 +18,22 @@ from typing import Any, Self, TypeAlias
 
 import aiohttp
 from a2a.server.context import ServerCallContext
-from a2a.server.tasks import PushNotificationConfigStore, PushNotificationSender
-from a2a.server.tasks.push_notification_sender import PushNotificationEvent
+from a2a.server.tasks import PushNotificationConfigStore
 from a2a.types import (
+    Task,
     TaskArtifactUpdateEvent,
     TaskPushNotificationConfig,
     TaskStatusUpdateEvent,
 )
 from a2a.utils.errors import InvalidParamsError
-from a2a.utils.proto_utils import to_stream_response
-from google.protobuf.json_format import MessageToDict
 
 from molecule_hermes.backoff import Backoff
 from molecule_hermes.errors import StorageFailure
 from molecule_hermes.keyed_tasks import KeyedTasks
 from molecule_hermes.net.addresses import NotPublicError, PublicOnly
-from molecule_hermes.protocol.numbers import with_whole_numbers
 from molecule_hermes.protocol.states import ends
+from molecule_hermes.protocol.task_log import TaskEvent
+from molecule_hermes.protocol.webhook_payloads import is_v03, payload, registered_by
 
 __all__ = ["PushConfigs", "PushSender"]
 
@@ -75,7 +74,8 @@ class PushConfigs(PushNotificationConfigStore):
         if new and len(known) >= MAX_CONFIGS:
             raise InvalidParamsError(f"a task has at most {MAX_CONFIGS} push configurations")
         self._tasks.add(task_id)
-        return await self._stored.set_info(task_id, notification_config, context)
+        config = registered_by(notification_config, context)
+        return await self._stored.set_info(task_id, config, context)
 
     async def get_info(
         self, task_id: str, context: ServerCallContext
@@ -104,7 +104,7 @@ class PushConfigs(PushNotificationConfigStore):
             self._tasks.discard(task_id)
 
 
-class PushSender(PushNotificationSender):
+class PushSender:
     """Open for the life of the bridge; on exit what waits gets `flush_for` seconds."""
 
     def __init__(
@@ -164,7 +164,8 @@ class PushSender(PushNotificationSender):
         for event in events:
             try:
                 if await self.configs.recall(event.task_id):
-                    await self.send_notification(event.task_id, event)
+                    task = Task(id=event.task_id, context_id=event.context_id, status=event.status)
+                    await self.notify(task, event)
             except StorageFailure:
                 logger.warning("the webhooks of task %s cannot be read", event.task_id)
 
@@ -177,17 +178,16 @@ class PushSender(PushNotificationSender):
             return False
         return True
 
-    async def send_notification(self, task_id: str, event: PushNotificationEvent) -> None:
-        """Queues the event for each webhook; sends nothing itself."""
-        configs = await self.configs.get_info_for_dispatch(task_id)
-        if not configs:
-            return
-        body = with_whole_numbers(MessageToDict(to_stream_response(event)))
+    async def notify(self, task: Task, event: TaskEvent) -> None:
+        """Queues an event of the task for each of its webhooks; sends nothing itself."""
+        configs = await self.configs.get_info_for_dispatch(task.id)
         droppable = isinstance(event, TaskArtifactUpdateEvent)
+        bodies = {v03: payload(task, event, v03=v03) for v03 in set(map(is_v03, configs))}
         for config in configs:
-            self._enqueue(_Notification(task_id, config, body, droppable))
-        if ends(event):
-            self.configs.ended(task_id)
+            if (body := bodies[is_v03(config)]) is not None:
+                self._enqueue(_Notification(task.id, config, body, droppable))
+        if configs and ends(event):
+            self.configs.ended(task.id)
 
     def _enqueue(self, notification: _Notification) -> None:
         queue = self._queues.setdefault(notification.key, deque())

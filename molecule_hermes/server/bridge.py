@@ -152,7 +152,7 @@ class Bridge:
     ) -> TaskRegistry:
         return TaskRegistry(
             store.tasks,
-            push.send_notification,
+            push.notify,
             store.stored,
             checkpoint=self._settings.checkpoint,
             check=store.tasks.check,

@@ -60,7 +60,7 @@ class Disk:
         self.lost_logs.append(log)
 
 
-async def nobody(task_id: str, event: TaskEvent) -> None:
+async def nobody(task: Task, event: TaskEvent) -> None:
     pass
 
 
@@ -299,7 +299,7 @@ async def test_a_subscriber_to_an_ended_task_gets_its_end_and_no_more() -> None:
 
 
 async def test_a_listener_that_fails_holds_up_nobody() -> None:
-    async def broken(task_id: str, event: TaskEvent) -> None:
+    async def broken(task: Task, event: TaskEvent) -> None:
         raise RuntimeError("no webhook")
 
     log = make(listener=broken)

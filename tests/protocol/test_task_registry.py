@@ -64,7 +64,7 @@ class Disk(InMemoryTaskStore):
             raise self.failure
 
 
-async def nobody(task_id: str, event: TaskEvent) -> None:
+async def nobody(task: Task, event: TaskEvent) -> None:
     pass
 
 

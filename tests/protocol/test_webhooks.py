@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from a2a.client import Client
+from a2a.compat.v0_3 import types as v03_types
 from a2a.server.context import ServerCallContext
 from a2a.server.tasks import InMemoryPushNotificationConfigStore
 from a2a.types import (
@@ -18,6 +19,7 @@ from a2a.types import (
     DeleteTaskPushNotificationConfigRequest,
     GetTaskPushNotificationConfigRequest,
     ListTaskPushNotificationConfigsRequest,
+    Task,
     TaskPushNotificationConfig,
     TaskStatusUpdateEvent,
 )
@@ -26,8 +28,9 @@ from aiohttp import web
 
 from molecule_hermes.client.connection import message
 from molecule_hermes.net.addresses import PublicOnly
+from molecule_hermes.protocol.recovery import InterruptedTasks
 from molecule_hermes.protocol.webhooks import PushConfigs, PushSender
-from molecule_hermes.turns.model import Completed, TextDelta
+from molecule_hermes.turns.model import Completed, TextDelta, Usage
 from tests.conftest import StartBridge
 from tests.support.bridge_process import bridge_process
 from tests.support.fakes import ScriptedTransport
@@ -105,6 +108,67 @@ async def test_a_webhook_gets_every_event_in_order_with_its_token(bridge: StartB
     assert "".join(u["artifact"]["parts"][0]["text"] for u in updates) == "ab"
     assert hook.headers[0]["X-A2A-Notification-Token"] == "the-peers-token"
     assert hook.headers[0]["Authorization"] == "Bearer the-credentials"
+
+
+@pytest.mark.parametrize("binding", ["JSONRPC", "HTTP+JSON"])
+async def test_a_webhook_of_a_0_3_client_gets_the_task_of_0_3(
+    bridge: StartBridge, binding: str
+) -> None:
+    usage = Usage(1, 2, 3, "m")
+    transport = ScriptedTransport(TextDelta("a"), 0.1, TextDelta("b"), Completed("ab", usage))
+    async with (
+        webhook() as hook,
+        webhook() as newer,
+        bridge(transport, PUSH_HOSTS=f"{hook.host},{newer.host}") as b,
+        peer(b.url, version="0.3", binding=binding) as client,
+        peer(b.url) as other,
+    ):
+        await send(client, pushed("go", hook.url))
+        await send(other, pushed("go", newer.url))
+        await until(lambda: newer.states[-1:] == ["COMPLETED"])
+        await until(lambda: len(hook.taken) == 3)
+    tasks = [v03_types.Task.model_validate(body) for body in hook.taken]
+    assert [task.status.state.value for task in tasks] == ["submitted", "working", "completed"]
+    assert {body["kind"] for body in hook.taken} == {"task"}
+    assert tasks[-1].artifacts is not None
+    part = tasks[-1].artifacts[0].parts[0].root
+    assert isinstance(part, v03_types.TextPart)
+    assert part.text == "ab"
+    assert str(hook.taken[-1]["metadata"]["usage"]["totalTokens"]) == "3"
+    assert hook.headers[0]["X-A2A-Notification-Token"] == "the-peers-token"
+
+
+async def test_a_webhook_that_a_0_3_client_registers_later_gets_the_task_of_0_3(
+    bridge: StartBridge,
+) -> None:
+    go = asyncio.Event()
+    async with (
+        webhook() as hook,
+        bridge(ScriptedTransport(go, Completed("done")), PUSH_HOSTS=hook.host) as b,
+        peer(b.url, version="0.3") as client,
+    ):
+        running = client.send_message(message("go"))
+        task_id = (await anext(running)).task.id
+        config = TaskPushNotificationConfig(task_id=task_id, url=hook.url, id="mine")
+        registered = await client.create_task_push_notification_config(config)
+        assert (registered.url, registered.id) == (hook.url, "mine")
+        go.set()
+        await until(lambda: hook.taken and hook.taken[-1]["status"]["state"] == "completed")
+    assert {body["kind"] for body in hook.taken} == {"task"}
+
+
+async def test_a_webhook_of_a_0_3_client_is_told_of_an_interrupted_task_in_0_3() -> None:
+    configs = PushConfigs(InMemoryPushNotificationConfigStore())
+    old = ServerCallContext(state={"headers": {"a2a-version": ""}})
+    async with webhook() as hook:
+        await configs.set_info("t", TaskPushNotificationConfig(url=hook.url), old)
+        interrupted = InterruptedTasks()
+        interrupted.end(Task(id="t", context_id="c"))
+        async with PushSender(configs, PublicOnly({hook.host})) as push:
+            push.announce(interrupted.events)
+            await until(lambda: hook.taken)
+    (body,) = hook.taken
+    assert (body["kind"], body["id"], body["status"]["state"]) == ("task", "t", "failed")
 
 
 async def test_a_webhook_that_fails_is_tried_again(bridge: StartBridge) -> None:
@@ -272,6 +336,6 @@ async def test_webhooks_that_hang_hold_up_no_other() -> None:
                 event = TaskStatusUpdateEvent(task_id=uuid.uuid4().hex)
                 config = TaskPushNotificationConfig(url=url)
                 await configs.set_info(event.task_id, config, ServerCallContext())
-                await push.send_notification(event.task_id, event)
+                await push.notify(Task(id=event.task_id), event)
             await until(lambda: hook.taken)
         hung.gate.set()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from a2a.server.context import ServerCallContext
 from a2a.server.tasks import InMemoryTaskStore, PushNotificationConfigStore, TaskStore
 from a2a.types import ListTasksRequest, Task, TaskPushNotificationConfig, TaskState
 from a2a.utils.errors import InvalidParamsError
@@ -18,6 +19,7 @@ from a2a.utils.task import encode_page_token
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from molecule_hermes.protocol.webhook_payloads import is_v03, registered_by
 from molecule_hermes.storage.base import Store
 from molecule_hermes.storage.contents import content_digest
 from molecule_hermes.storage.memory import MemoryTaskStore
@@ -247,6 +249,17 @@ async def test_push_configurations_are_set_replaced_and_deleted(
     await configs.delete_info("task", context())
     assert await configs.get_info("task", context()) == []
     assert len(await configs.get_info("other", context())) == 1
+
+
+async def test_it_is_remembered_that_a_0_3_client_registered_a_webhook(reopen: Reopen) -> None:
+    old = ServerCallContext(user=context().user, state={"headers": {"a2a-version": ""}})
+    new = ServerCallContext(user=context().user, state={"headers": {"a2a-version": "1.0"}})
+    async with reopen() as store:
+        for name, call in (("old", old), ("new", new)):
+            await store.push_configs.set_info("t", registered_by(push(name), call), call)
+    async with reopen() as store:
+        found = await store.push_configs.get_info_for_dispatch("t")
+    assert {config.id: is_v03(config) for config in found} == {"old": True, "new": False}
 
 
 async def test_push_configurations_belong_to_their_peer_and_all_are_sent_to(
