@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import uvloop
 
 from molecule_hermes import __version__
-from molecule_hermes.config import Settings, http_url, secret_variables
+from molecule_hermes.config import Settings, secret_variables
 from molecule_hermes.errors import BridgeError, ConfigError, StartError
+from molecule_hermes.net.urls import http_url
 from molecule_hermes.plugin.hardening import forbid_inspection
 from molecule_hermes.text import redact
 

@@ -1,12 +1,22 @@
-"""URLs of this bridge: the public one, and those made of a host and a port."""
+"""URLs and hosts in settings, and the URLs of this bridge."""
 
 from __future__ import annotations
 
 import re
 from urllib.parse import urlsplit
 
-__all__ = ["RESERVED_NAMES", "base_url", "host_in_url", "parse_public_url"]
+__all__ = [
+    "RESERVED_NAMES",
+    "base_url",
+    "host_in_url",
+    "http_url",
+    "parse_hosts",
+    "parse_public_url",
+]
 
+_HOST = re.compile(
+    r"([\w.-]+|\[[0-9a-f:.]+\])(:\d{1,5})?|[0-9a-f:.]*:[0-9a-f:.]*:[0-9a-f:.]*", re.I
+)
 _PUBLIC_URL = re.compile(
     r"(?i:https?)://(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?((?:/[A-Za-z0-9._~-]+)*)/*"
 )
@@ -57,3 +67,23 @@ def host_in_url(host: str) -> str:
 
 def base_url(host: str, port: int) -> str:
     return f"http://{host_in_url(host)}:{port}"
+
+
+def http_url(value: object) -> str:
+    """Returns the URL without trailing slashes. Raises `ValueError`."""
+    text = str(value).rstrip("/")
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("not a URL")
+    _ = parts.port  # raises ValueError if it is not a number
+    return text
+
+
+def parse_hosts(value: object) -> object:
+    """Returns the `host` and `host:port` entries between commas. Raises `ValueError`."""
+    if not isinstance(value, str):
+        return value
+    hosts = tuple(filter(None, (entry.strip() for entry in value.split(","))))
+    if not all(_HOST.fullmatch(host) for host in hosts):
+        raise ValueError("bad entry")
+    return hosts

@@ -130,7 +130,7 @@ def test_a_bad_store_is_told_by_name_and_without_a_secret(
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         settings(STORE=value)
-    assert re.match(r"MOLECULE_HERMES_STORE=.* is wrong: it takes sqlite", str(caught.value))
+    assert re.match(r"MOLECULE_HERMES_STORE=.* is not valid: it takes sqlite", str(caught.value))
     assert "hunter2" not in str(caught.value)
 
 
