@@ -9,10 +9,9 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from aiohttp import web
 from gateway.config import Platform
@@ -24,10 +23,9 @@ from gateway.platforms.base import (
     SendResult,
     get_document_cache_dir,
 )
-from gateway.session import build_session_key
 
 from molecule_hermes.errors import InternalFailure
-from molecule_hermes.plugin import prompts
+from molecule_hermes.plugin import hermes_api, prompts
 from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.endpoints import application
 from molecule_hermes.plugin.files import (
@@ -39,12 +37,12 @@ from molecule_hermes.plugin.files import (
     save,
 )
 from molecule_hermes.plugin.hardening import forbid_inspection
-from molecule_hermes.plugin.hooks import Effect, Hooks, current_message_id
+from molecule_hermes.plugin.hermes_api import current_message_id
+from molecule_hermes.plugin.hooks import Effect, Hooks
 from molecule_hermes.plugin.ledger import Ledger, Question, Turn
 from molecule_hermes.plugin.outbox import Outbox
-from molecule_hermes.plugin.settings import PLATFORM, PluginSettings
+from molecule_hermes.plugin.settings import PLATFORM, SECRETS, PluginSettings
 from molecule_hermes.plugin.shown_types import shown_type
-from molecule_hermes.plugin.tool_environment import keep_from_tools
 from molecule_hermes.plugin.work_folders import WorkFolders
 from molecule_hermes.text import redact, safe_name
 from molecule_hermes.wire import File
@@ -83,7 +81,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         try:
             self._settings = settings = PluginSettings.from_extra(self.config.extra or {})
         except ValueError as error:
-            self._set_fatal_error("config", str(error), retryable=False)
+            hermes_api.report_fatal(self, "config", str(error))
             return False
         self._loop = asyncio.get_running_loop()
         self._outbox = Outbox(secret=settings.secret, retry_for=settings.retry_for)
@@ -91,20 +89,20 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         self._dispatcher = Dispatcher(self, ledger, self._outbox)
         if not await self._listen(settings):
             return False
-        self._widen_pool(settings.max_threads)
+        hermes_api.widen_executor(self.gateway_runner, settings.max_threads)
         remove(left_over(Path(get_document_cache_dir())))
         # A Hermes that the bridge started has done both already; one of the operator's has not.
         forbid_inspection()
-        keep_from_tools()
+        hermes_api.strip_from_tools(SECRETS)
         self._open_folders(settings)
         self._outbox.open()
         self._hooks.attach(self)
-        self._mark_connected()
+        hermes_api.report_connected(self)
         return True
 
     async def disconnect(self) -> None:
         # Hermes gives this 5 s in all (run.py:70).
-        self._mark_disconnected()
+        hermes_api.report_disconnected(self)
         self._hooks.detach(self)
         if self._folders is not None:
             self._folders.detach(self.gateway_runner)
@@ -113,11 +111,6 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
             await self._site.cleanup()
             self._site = None
         await self._outbox.close(self._settings.flush_for)
-
-    def _widen_pool(self, threads: int) -> None:
-        """Hermes runs turns on 10 threads (run.py:16417), and one that asks keeps its thread."""
-        if self.gateway_runner is not None and self.gateway_runner._executor is None:
-            self.gateway_runner._executor = ThreadPoolExecutor(max(threads, 10), "hermes-gateway")
 
     async def _listen(self, settings: PluginSettings) -> bool:
         app = application(
@@ -135,43 +128,28 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
             where = f"{settings.host}:{settings.port}"
             why = f"cannot listen on {where} ({error.strerror or error}); set another port in"
             keys = f"platforms.{PLATFORM}.extra.port or MOLECULE_A2A_PLATFORM_PORT"
-            self._set_fatal_error("port_in_use", f"{why} {keys}", retryable=False)
+            hermes_api.report_fatal(self, "port_in_use", f"{why} {keys}")
             return False
         self._site = site
         return True
 
     def _open_folders(self, settings: PluginSettings) -> None:
-        from agent.runtime_cwd import resolve_agent_cwd
-
         if settings.folder_per_chat:
-            # Outside of a turn this is `terminal.cwd`.
-            self._folders = WorkFolders(Path(resolve_agent_cwd()))
+            self._folders = WorkFolders(hermes_api.working_directory())
             self._folders.attach(self.gateway_runner)
 
     # What the dispatcher asks of Hermes (`dispatcher.Gateway`).
 
-    def state(self) -> Literal["ready", "starting", "draining"]:
-        runner = self.gateway_runner
-        if getattr(runner, "_draining", False) or getattr(runner, "_external_drain_active", False):
-            return "draining"
-        # While it restores sessions at boot, Hermes parks messages and reports their end early.
-        if runner is None or runner._startup_restore_in_progress:
-            return "starting"
-        return "ready"
+    def state(self) -> hermes_api.State:
+        return hermes_api.state(self.gateway_runner)
 
     def busy(self, turn: Turn) -> bool:
         if not turn.session_key:
-            # As `handle_message` makes it (base.py:4783).
-            turn.session_key = str(build_session_key(self._source(turn)))
-        key = turn.session_key
-        return key in self._active_sessions or key in self._pending_messages
+            turn.session_key = hermes_api.session_key_of(self._source(turn))
+        return hermes_api.has_session(self, turn.session_key)
 
     def stoppable(self, turn: Turn) -> bool:
-        from gateway.run import _AGENT_PENDING_SENTINEL
-
-        agents = self.gateway_runner._running_agents
-        agent = agents.get(turn.session_key, _AGENT_PENDING_SENTINEL)
-        return self.busy(turn) and agent is not _AGENT_PENDING_SENTINEL
+        return self.busy(turn) and hermes_api.has_agent(self.gateway_runner, turn.session_key)
 
     async def start(self, turn: Turn) -> None:
         turn.began = time.time() - _CLOCK
@@ -179,23 +157,16 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         await self.handle_message(await asyncio.to_thread(self._event, turn, refused))
 
     async def stop(self, turn: Turn) -> None:
-        from tools.clarify_gateway import clear_session
-
-        # A question that stays would take the chat's next message for its answer.
-        clear_session(turn.session_key)
+        hermes_api.clear_questions(turn.session_key)
         # Only this command also kills the tool that runs; `cancel_session_processing` does not.
         event = MessageEvent("/stop", MessageType.COMMAND, self._source(turn))
         await self.handle_message(event)
 
     def approve(self, session_key: str, choice: str) -> bool:
-        from tools.approval import resolve_gateway_approval
-
-        return bool(resolve_gateway_approval(session_key, choice))
+        return hermes_api.resolve_approval(session_key, choice)
 
     def clarify(self, question_id: str, answer: str) -> bool:
-        from tools.clarify_gateway import resolve_gateway_clarify
-
-        return bool(resolve_gateway_clarify(question_id, answer))
+        return hermes_api.resolve_clarify(question_id, answer)
 
     def _source(self, turn: Turn) -> Any:
         inbound = turn.inbound
@@ -356,15 +327,13 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         return await self._hand_over(chat_id, caption, read)
 
     def _read(self, path: str, name: str, chat_id: str, turn: Turn | None) -> File:
-        from agent.runtime_cwd import resolve_agent_cwd
-        from hermes_constants import get_hermes_home
-
         # Hermes's own list of what never leaves: keys, system files, its .env (base.py:1155).
         if self.validate_media_delivery_path(path) is None:
             raise FileRefusedError(_not_available(name or path))
-        home, limit = Path(get_hermes_home()), self._settings.max_file
+        home, limit = hermes_api.hermes_home(), self._settings.max_file
         if self._folders is None:
-            return read_file(path, cwd=resolve_agent_cwd(), home=home, limit=limit, name=name)
+            cwd = hermes_api.working_directory()
+            return read_file(path, cwd=cwd, home=home, limit=limit, name=name)
         # After the turn nothing tells whose the media are.
         since = turn.began if turn else math.inf
         cwd = self._folders.of(chat_id)

@@ -10,12 +10,13 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 from molecule_hermes.errors import Draining, InternalFailure, Interrupted, TurnFailure
 from molecule_hermes.keyed_tasks import KeyedTasks
 from molecule_hermes.plugin.callbacks import require_same_bridge
 from molecule_hermes.plugin.files import remove
+from molecule_hermes.plugin.hermes_api import State
 from molecule_hermes.plugin.ledger import Ledger, Question, Turn
 from molecule_hermes.plugin.outbox import Outbox
 from molecule_hermes.text import redact
@@ -50,7 +51,7 @@ class NotAChoiceError(ValueError):
 class Gateway(Protocol):
     """What the dispatcher needs of Hermes."""
 
-    def state(self) -> Literal["ready", "starting", "draining"]: ...
+    def state(self) -> State: ...
     def busy(self, turn: Turn) -> bool:
         """Whether Hermes works on the turn's chat, be it on this turn or another."""
 
@@ -85,7 +86,7 @@ class Dispatcher:
     def active(self) -> int:
         return len(self._ledger)
 
-    def state(self) -> Literal["ready", "starting", "draining"]:
+    def state(self) -> State:
         return self._gateway.state()
 
     def accept(self, inbound: Inbound) -> bool:

@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from molecule_hermes.plugin.dispatcher import Dispatcher
+from molecule_hermes.plugin.hermes_api import current_message_id
 from molecule_hermes.plugin.ledger import Turn
 from molecule_hermes.plugin.settings import PLATFORM
 from molecule_hermes.text import redact
 from molecule_hermes.wire import Tool, Usage
 
-__all__ = ["Effect", "Hooks", "Listener", "current_message_id"]
+__all__ = ["Effect", "Hooks", "Listener"]
 
 Effect: TypeAlias = Callable[[Dispatcher, Turn], None]
 
@@ -31,13 +32,6 @@ _CLARIFY = "clarify"
 class Listener(Protocol):
     def heard(self, message_id: str, effect: Effect) -> None:
         """Called from any thread."""
-
-
-def current_message_id() -> str:
-    """The message that this thread or task works on; empty outside of a turn."""
-    from gateway.session_context import get_session_env
-
-    return str(get_session_env("HERMES_SESSION_MESSAGE_ID") or "")
 
 
 class Hooks:

@@ -16,6 +16,7 @@ __all__ = [
     "ENTRY_POINT",
     "PLATFORM",
     "SECRET",
+    "SECRETS",
     "PluginSettings",
     "enabled_by_env",
     "hermes_settings",
@@ -28,6 +29,8 @@ PLATFORM = "molecule_a2a"
 
 API_KEY = "API_SERVER_KEY"
 SECRET = "MOLECULE_A2A_PLATFORM_SHARED_SECRET"  # noqa: S105 - the name of a variable
+SECRETS = (API_KEY, SECRET)
+"""Variables that nothing Hermes starts may see."""
 _HOST = "MOLECULE_A2A_PLATFORM_HOST"
 _PORT = "MOLECULE_A2A_PLATFORM_PORT"
 _CALLBACKS = "MOLECULE_A2A_PLATFORM_CALLBACKS"

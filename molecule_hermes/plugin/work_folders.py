@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from molecule_hermes.plugin import hermes_api
 from molecule_hermes.plugin.settings import PLATFORM
 from molecule_hermes.text import safe_name
 
@@ -38,32 +39,17 @@ class WorkFolders:
     def attach(self, runner: Any) -> None:
         """Has Hermes call `enter` at the beginning of each turn (gateway/run.py:12907).
 
-        `HookRegistry` has no method to add a handler (gateway/hooks.py:64). Plugin hooks come too
-        late: by then the prompt names the working directory.
+        Plugin hooks come too late: by then the prompt names the working directory.
         """
-        handlers = runner.hooks._handlers.setdefault("agent:start", [])
-        if self.enter not in handlers:
-            handlers.append(self.enter)
+        hermes_api.add_event_handler(runner, "agent:start", self.enter)
 
     def detach(self, runner: Any) -> None:
-        with contextlib.suppress(ValueError):
-            runner.hooks._handlers["agent:start"].remove(self.enter)
+        hermes_api.remove_event_handler(runner, "agent:start", self.enter)
 
     def enter(self, event: str, given: Mapping[str, Any]) -> None:
         """Makes the chat's folder the working directory of the turn that begins."""
         if given.get("platform") != PLATFORM:
             return
-        from agent.runtime_cwd import set_session_cwd
-        from gateway.session_context import get_session_env
-        from tools.terminal_tool import get_session_cwd, record_session_cwd
-
         folder = self.of(str(given["chat_id"]))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # For the prompt and the files that are read into it; Hermes runs the agent in a copy of
-        # this context.
-        set_session_cwd(str(folder))
-        # The terminal looks under the session's key (tools/terminal_tool.py:2454), the file tools
-        # and execute_code under its id. Where a `cd` of an earlier turn led, the turn goes on.
-        for key in (get_session_env("HERMES_SESSION_KEY"), str(given["session_id"])):
-            if not Path(get_session_cwd(key) or "").is_relative_to(folder):
-                record_session_cwd(key, str(folder))
+        hermes_api.enter_folder(folder, str(given["session_id"]))

@@ -20,6 +20,7 @@ from molecule_hermes import __version__
 from molecule_hermes.config import Settings
 from molecule_hermes.text import without_addresses
 from molecule_hermes.turns.features import Feature
+from molecule_hermes.wire import IMAGE_TYPES
 
 __all__ = ["build_card"]
 
@@ -41,7 +42,7 @@ _ASKS = " A dangerous command waits for the caller's approval (input-required)."
 _INPUT = {
     Feature.TEXT: ("text/plain",),
     Feature.DOCUMENTS_IN: ("application/json",),
-    Feature.IMAGES_IN: ("image/png", "image/jpeg", "image/gif", "image/webp"),
+    Feature.IMAGES_IN: IMAGE_TYPES,
     Feature.FILES_IN: ("application/octet-stream",),
 }
 _OUTPUT = {

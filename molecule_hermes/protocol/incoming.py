@@ -27,10 +27,9 @@ from molecule_hermes.text import safe_name
 from molecule_hermes.turns.features import Feature
 from molecule_hermes.turns.model import Attachment
 from molecule_hermes.turns.scheduler import Scheduler
-from molecule_hermes.wire import MAX_ATTACHMENTS, MAX_FILE_BYTES
+from molecule_hermes.wire import IMAGE_TYPES, MAX_ATTACHMENTS, MAX_FILE_BYTES
 
 __all__ = [
-    "IMAGE_TYPES",
     "MAX_INLINE_BYTES",
     "MAX_TOTAL_BYTES",
     "NOTHING_TO_DO",
@@ -41,7 +40,6 @@ __all__ = [
 
 NOTHING_TO_DO = "empty prompt — nothing to do"
 
-IMAGE_TYPES = frozenset({"image/gif", "image/jpeg", "image/png", "image/webp"})
 """Images that every model with vision takes, as they are."""
 MAX_INLINE_BYTES = 128 * 1024
 """A longer text document is a file."""

@@ -1,4 +1,4 @@
-"""Paths, header, ports and bounds of the wire."""
+"""Paths, header, ports, image types and bounds of the wire."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ __all__ = [
     "DEFAULT_CALLBACK_PORT",
     "DEFAULT_PLATFORM_PORT",
     "HEALTH_PATH",
+    "IMAGE_TYPES",
     "INBOUND_PATH",
     "MAX_ATTACHMENTS",
     "MAX_BATCH",
@@ -31,6 +32,9 @@ CANCEL_PATH = "/a2a/cancel"
 ANSWER_PATH = "/a2a/answer"
 CHECK_PATH = "/a2a/check"
 REPLY_PATH = "/a2a/reply"
+
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+"""The images that every model with vision accepts as they are."""
 
 MAX_BODY_BYTES = 32 * 2**20
 MAX_FILE_BYTES = 10 * 2**20

@@ -1,0 +1,320 @@
+"""Holds the internals of Hermes that the plugin uses against the Hermes that is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent.runtime_cwd import resolve_agent_cwd, set_session_cwd
+from gateway.config import GatewayConfig, Platform, PlatformConfig
+from gateway.hooks import HookRegistry
+from gateway.platforms.base import (
+    BasePlatformAdapter,
+    MessageEvent,
+    MessageType,
+    SendResult,
+)
+from gateway.run import GatewayRunner
+from gateway.session_context import clear_session_vars, set_session_vars
+from tools import approval, clarify_gateway
+from tools.terminal_tool import get_session_cwd
+
+from molecule_hermes.plugin import hermes_api
+from molecule_hermes.plugin.adapter import MoleculeAdapter
+from molecule_hermes.plugin.settings import API_KEY, SECRET, SECRETS
+
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489"
+    "0000000d49444154789c626001000000ffff03000006000557bfabd40000000049454e44ae426082"
+)
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    home = tmp_path / "hermes"
+    monkeypatch.setenv("HERMES_HOME", str(home))
+    return home
+
+
+@pytest.fixture
+def runner(home: Path) -> Iterator[Any]:
+    runner = GatewayRunner(GatewayConfig(sessions_dir=home / "sessions"))
+    yield runner
+    runner._shutdown_executor()
+
+
+class Adapter(BasePlatformAdapter):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__(PlatformConfig(enabled=True), Platform.WEBHOOK)
+
+    async def connect(self, *, is_reconnect: bool = False) -> bool:
+        return True
+
+    async def disconnect(self) -> None: ...
+
+    async def send(self, *args: Any, **given: Any) -> Any:
+        return SendResult(success=True, message_id="1")
+
+    async def get_chat_info(self, chat_id: str) -> dict[str, Any]:
+        return {"name": chat_id, "type": "dm"}
+
+
+def run_python(code: str, home: Path, **environ: str) -> None:
+    """Runs code that changes Hermes's modules, in a process of its own."""
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={"PATH": os.environ["PATH"], "HERMES_HOME": str(home), **environ},
+        timeout=60,
+        check=True,
+    )
+
+
+def test_a_gateway_is_ready_unless_it_starts_or_drains(runner: Any) -> None:
+    assert hermes_api.state(None) == "starting"
+    assert hermes_api.state(runner) == "ready"
+    runner._enter_external_drain()
+    assert hermes_api.state(runner) == "draining"
+    runner._exit_external_drain()
+    assert hermes_api.state(runner) == "ready"
+    for name, expected in (
+        ("_startup_restore_in_progress", "starting"),
+        ("_draining", "draining"),
+    ):
+        assert getattr(runner, name) is False, "Hermes's own default"
+        setattr(runner, name, True)
+        assert hermes_api.state(runner) == expected
+
+
+def test_hermes_itself_sets_what_the_state_is_read_from() -> None:
+    source = inspect.getsource(GatewayRunner)
+    for name in ("_draining", "_external_drain_active", "_startup_restore_in_progress"):
+        assert f"self.{name} = True" in source
+
+
+def test_turns_run_in_the_pool_that_was_made_for_them(runner: Any) -> None:
+    hermes_api.widen_executor(None, 20)
+    hermes_api.widen_executor(runner, 20)
+    pool = runner._get_executor()
+    assert pool._max_workers == 20
+    hermes_api.widen_executor(runner, 30)
+    assert runner._get_executor() is pool
+
+
+def test_the_pool_is_never_narrower_than_hermess_own(runner: Any) -> None:
+    hermes_api.widen_executor(runner, 3)
+    assert runner._get_executor()._max_workers == 10
+
+
+async def test_a_session_is_active_while_hermes_works_on_a_message() -> None:
+    adapter, entered, leave = Adapter(), asyncio.Event(), asyncio.Event()
+
+    async def handler(event: Any) -> str:
+        entered.set()
+        await leave.wait()
+        return ""
+
+    adapter.set_message_handler(handler)
+    source = adapter.build_source(chat_id="c", chat_type="dm", user_id="u", user_name="u")
+    key = hermes_api.session_key_of(source)
+    assert not hermes_api.has_session(adapter, key)
+    await adapter.handle_message(MessageEvent("hi", MessageType.DOCUMENT, source, message_id="m"))
+    await asyncio.wait_for(entered.wait(), 10)
+    assert hermes_api.has_session(adapter, key)
+    leave.set()
+    async with asyncio.timeout(10):
+        while hermes_api.has_session(adapter, key):
+            await asyncio.sleep(0.01)
+
+
+def test_an_agent_counts_only_once_it_is_made(runner: Any) -> None:
+    from gateway import run
+
+    assert not hermes_api.has_agent(runner, "key")
+    runner._running_agents["key"] = run._AGENT_PENDING_SENTINEL
+    assert not hermes_api.has_agent(runner, "key")
+    runner._running_agents["key"] = object()
+    assert hermes_api.has_agent(runner, "key")
+
+
+def test_a_platform_reports_what_became_of_its_connection() -> None:
+    adapter = Adapter()
+    hermes_api.report_connected(adapter)
+    assert adapter.is_connected
+    hermes_api.report_disconnected(adapter)
+    assert not adapter.is_connected
+    hermes_api.report_fatal(adapter, "port_in_use", "cannot listen")
+    assert adapter.has_fatal_error
+    assert adapter.fatal_error_message == "cannot listen"
+    assert not adapter.fatal_error_retryable
+
+
+def test_the_adapter_hides_no_private_name_of_its_base_class() -> None:
+    """A method or attribute of ours with a name of Hermes's would replace it unnoticed."""
+    theirs = {name for name in dir(BasePlatformAdapter) if name.startswith("_")}
+    theirs |= {name for name in vars(Adapter()) if name.startswith("_")}
+    theirs -= {"_abc_impl"}
+    ours = {name for name in vars(MoleculeAdapter) if not name.endswith("__")}
+    ours |= set(re.findall(r"self\.(_\w+)(?::.*)? = ", inspect.getsource(MoleculeAdapter)))
+    assert {"_ask", "_dispatcher", "_folders"} <= ours
+    assert not ours & theirs
+
+
+async def test_an_event_handler_is_called_until_it_is_removed(runner: Any) -> None:
+    assert isinstance(runner.hooks, HookRegistry)
+    calls: list[Any] = []
+
+    def handler(event: str, given: Any) -> None:
+        calls.append((event, given["chat_id"]))
+
+    for _ in range(2):
+        hermes_api.add_event_handler(runner, "agent:start", handler)
+    await runner.hooks.emit("agent:start", {"chat_id": "c"})
+    assert calls == [("agent:start", "c")]
+    for _ in range(2):
+        hermes_api.remove_event_handler(runner, "agent:start", handler)
+    hermes_api.remove_event_handler(runner, "never:added", handler)
+    await runner.hooks.emit("agent:start", {"chat_id": "c"})
+    assert len(calls) == 1
+
+
+def test_the_current_message_is_known_inside_a_turn_only() -> None:
+    assert hermes_api.current_message_id() == ""
+    tokens = set_session_vars(platform="molecule_a2a", chat_id="c", message_id="m-1")
+    assert hermes_api.current_message_id() == "m-1"
+    clear_session_vars(tokens)
+    assert hermes_api.current_message_id() == ""
+
+
+def test_a_turn_works_in_its_folder_and_stays_below_it(tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    (folder / "below").mkdir(parents=True)
+    tokens = set_session_vars(platform="molecule_a2a", session_key="the-key")
+    try:
+        hermes_api.enter_folder(folder, "the-id")
+        assert resolve_agent_cwd() == hermes_api.working_directory() == folder
+        assert [get_session_cwd(key) for key in ("the-key", "the-id")] == [str(folder)] * 2
+        from tools.terminal_tool import record_session_cwd
+
+        record_session_cwd("the-key", str(folder / "below"))
+        record_session_cwd("the-id", str(tmp_path))
+        hermes_api.enter_folder(folder, "the-id")
+        assert get_session_cwd("the-key") == str(folder / "below")
+        assert get_session_cwd("the-id") == str(folder)
+    finally:
+        set_session_cwd(None)
+        clear_session_vars(tokens)
+
+
+def test_hermess_home_is_the_one_that_is_set(home: Path) -> None:
+    assert hermes_api.hermes_home() == home
+
+
+def test_images_that_models_take_can_be_shown(tmp_path: Path) -> None:
+    image, drawing = tmp_path / "a.png", tmp_path / "b.svg"
+    image.write_bytes(PNG)
+    drawing.write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    assert hermes_api.can_show_image(image)
+    assert not hermes_api.can_show_image(drawing)
+    assert not hermes_api.can_show_image(tmp_path / "missing.png")
+
+
+def test_the_wires_image_types_are_those_hermes_passes_on_as_they_are() -> None:
+    from agent.image_routing import _UNIVERSALLY_SUPPORTED_MIMES
+
+    from molecule_hermes.wire import IMAGE_TYPES
+
+    assert set(IMAGE_TYPES) == _UNIVERSALLY_SUPPORTED_MIMES
+
+
+def test_approvals_are_answered_oldest_first() -> None:
+    assert not hermes_api.resolve_approval("no such session", "once")
+    entries = [approval._ApprovalEntry({"command": name}) for name in ("first", "second")]
+    approval._gateway_queues["the-session"] = list(entries)
+    assert hermes_api.resolve_approval("the-session", "deny")
+    assert [entry.result for entry in entries] == ["deny", None]
+    assert hermes_api.resolve_approval("the-session", "once")
+    assert not hermes_api.resolve_approval("the-session", "once")
+
+
+def test_a_question_takes_one_answer() -> None:
+    assert not hermes_api.resolve_clarify("unknown", "yes")
+    clarify_gateway.register("q-1", "the-session", "Which?", ["a", "b"])
+    answers: list[str | None] = []
+    asking = threading.Thread(
+        target=lambda: answers.append(clarify_gateway.wait_for_response("q-1", 10))
+    )
+    asking.start()
+    assert hermes_api.resolve_clarify("q-1", "b")
+    asking.join(10)
+    assert answers == ["b"]
+
+
+def test_a_stopped_turns_questions_are_dropped() -> None:
+    clarify_gateway.register("q-2", "the-session", "Which?", None)
+    assert clarify_gateway.has_pending("the-session")
+    hermes_api.clear_questions("the-session")
+    assert not clarify_gateway.has_pending("the-session")
+
+
+def test_hermes_strips_our_secrets_from_whatever_it_starts(home: Path) -> None:
+    code = f"""
+    import os
+    from tools.environments import local
+    from molecule_hermes.plugin.hermes_api import strip_from_tools
+    strip_from_tools({SECRETS!r}, ["A_MODEL_KEY"])
+    made = [
+        local._make_run_env({{}}),
+        local._sanitize_subprocess_env(dict(os.environ)),
+        local.hermes_subprocess_env(),
+    ]
+    secret = {{"API_SERVER_KEY", "A_MODEL_KEY", {SECRET!r}}}
+    assert not any(secret & env.keys() for env in made)
+    assert all("OTHER" in env for env in made)
+    env = local.hermes_subprocess_env(inherit_credentials=True)
+    assert "A_MODEL_KEY" in env
+    assert not {{"API_SERVER_KEY", {SECRET!r}}} & env.keys()
+    """
+    run_python(code, home, **{SECRET: "s", API_KEY: "k", "A_MODEL_KEY": "m", "OTHER": "o"})
+
+
+def test_the_api_server_gets_its_key_and_the_environment_does_not_keep_it(home: Path) -> None:
+    code = """
+    import os
+    from molecule_hermes.plugin.hermes_api import lend_api_key
+    lend_api_key("API_SERVER_KEY", "a-key-of-sixteen-characters")
+    from gateway.config import Platform
+    from gateway.run import load_gateway_config_for_runner
+    for _ in range(2):
+        config = load_gateway_config_for_runner()
+        assert config.platforms[Platform.API_SERVER].extra["key"] == "a-key-of-sixteen-characters"
+        assert "API_SERVER_KEY" not in os.environ
+    """
+    run_python(code, home, API_SERVER_ENABLED="true")
+
+
+def test_agents_of_peers_are_made_without_withheld_toolsets(home: Path) -> None:
+    code = """
+    import inspect, run_agent
+    names = inspect.signature(run_agent.AIAgent.__init__).parameters
+    assert {"platform", "disabled_toolsets", "skip_memory"} <= names.keys()
+    made = []
+    run_agent.AIAgent.__init__ = lambda self, **given: made.append(given)
+    from molecule_hermes.plugin.hermes_api import withhold_toolsets
+    withhold_toolsets(["memory", "cronjob"], frozenset({"peers"}))
+    run_agent.AIAgent(platform="peers", disabled_toolsets=["web"])
+    run_agent.AIAgent(platform="cli")
+    assert made[0]["disabled_toolsets"] == ["web", "memory", "cronjob"]
+    assert made[0]["skip_memory"] is True
+    assert made[1] == {"platform": "cli"}
+    """
+    run_python(code, home)
