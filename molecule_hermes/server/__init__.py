@@ -1,1 +1,1 @@
-"""The composition root and everything that is HTTP."""
+"""The A2A server: the composition root, routes and middleware."""

@@ -82,7 +82,7 @@ def executor_options(settings: Settings, transport: Transport) -> dict[str, Any]
 
 
 def _running_of_peer(settings: Settings) -> int:
-    """With several peers, none takes the last place."""
+    """With several peers, no single peer may use all running turns."""
     if settings.max_running_of_peer or len(settings.peer_tokens) < 2:
         return settings.max_running_of_peer
     return max(1, settings.max_running - 1)

@@ -1,4 +1,4 @@
-"""The body of a request: read within bounds and checked before the SDK sees it."""
+"""Request bodies: read within limits and checked before the SDK parses them."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from molecule_hermes.server.json_scan import (
 
 __all__ = ["BodyMiddleware", "replay"]
 
-UNREADABLE = "the body is not JSON that can be read"
+UNREADABLE = "the body cannot be parsed as JSON"
 
 _PIECE = 8 * 1024
-"""Bytes that are scanned before other requests get their turn: measured, 12 ms at most."""
+"""Bytes that are scanned before other requests can run: at most 12 ms, as measured."""
 
 
 class BodyMiddleware:
-    """Reads the whole body, within its bounds and a time, and hands it on.
+    """Reads the whole body within limits on its size, its JSON and its time, and passes it on.
 
-    The SDK has no bounds of its own, and reads the body of a GET, too.
+    The SDK has no limits of its own, and reads the body of a GET, too.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class BodyMiddleware:
         await self._app(scope, receive, send)
 
     async def _checked(self, scope: Scope, receive: Receive) -> Receive:
-        """What receives the body that has been read and found good."""
+        """Reads and checks the body; returns a `receive` that replays it."""
         headers = HTTPConnection(scope).headers
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self._limit:
@@ -104,10 +104,9 @@ class BodyMiddleware:
 
     def _refuse(self, scope: Scope, status: int, error: A2AError) -> Response:
         if scope["path"] in self._rpc_paths:
-            # JSON-RPC tells what is wrong with a body inside the envelope; its clients read no 415.
-            bad_json = status == 400 and isinstance(error, InvalidRequestError)
-            told = JSONParseError(message=str(error)) if bad_json else error
-            payload = build_error_response(None, told)
+            # JSON-RPC reports a bad body inside the envelope; its clients do not expect a 415.
+            shown = JSONParseError(message=str(error)) if status == 400 else error
+            payload = build_error_response(None, shown)
             return JSONResponse(payload, 200 if status in (400, 415) else status)
         payload = build_rest_error_payload(error)
         payload["error"]["code"] = status
@@ -115,11 +114,11 @@ class BodyMiddleware:
 
 
 class _RefusedError(Exception):
-    """With the status, and what is told."""
+    """Its arguments are the HTTP status and the error."""
 
 
 def _has_body(scope: Scope) -> bool:
-    """HTTP/1.1 announces a body by one of these headers, whatever the method."""
+    """HTTP/1.1 announces a body with one of these headers, whatever the method is."""
     names = {name for name, _ in scope["headers"]}
     return b"content-length" in names or b"transfer-encoding" in names
 
@@ -132,7 +131,7 @@ def _is_json(content_type: str) -> bool:
 
 
 async def _scan(scanner: JsonScanner, chunk: bytes, *, last: bool) -> None:
-    """Lets other requests go on between the pieces of a large chunk."""
+    """Scans a large chunk in pieces, and lets other requests run between them."""
     try:
         for start in range(0, len(chunk), _PIECE):
             if start:
@@ -146,15 +145,13 @@ async def _scan(scanner: JsonScanner, chunk: bytes, *, last: bool) -> None:
         if error.count:
             raise _RefusedError(
                 413,
-                InvalidRequestError(
-                    f"the body is too large: {error}; send less at once, or a file"
-                ),
+                InvalidRequestError(f"the body is too large: {error}; send less, or send a file"),
             ) from error
         raise _RefusedError(400, InvalidRequestError(f"{UNREADABLE}: {error}")) from error
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """Gives the body once, and does not hold it longer."""
+    """A `receive` that returns the body once, and does not keep it afterwards."""
     bodies = [body]
 
     async def replay() -> Message:

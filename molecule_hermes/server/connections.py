@@ -1,6 +1,7 @@
-"""The table of open connections: what each one waits for, and which one is closed first.
+"""The table of open connections: the phase of each one, and which one is closed first.
 
-It does no I/O: `http.py` reports what happens on sockets and closes what the table names.
+It does no I/O: `http.py` reports the events of sockets and closes the connections that the table
+selects.
 """
 
 from __future__ import annotations
@@ -25,36 +26,36 @@ __all__ = [
 _MOST_BY_DEFAULT = 10_000
 _RESERVE = 16
 _SETTLED = 1.0
-"""Seconds after which an honest client has sent the head of its request."""
+"""Seconds within which an ordinary client sends the headers of its request."""
 
 
 class Phase(Enum):
     HEAD = "head"
-    """The head of a request has not arrived completely."""
+    """The headers of a request are incomplete."""
     BODY = "body"
-    """The head is complete, the body is not."""
+    """The headers are complete, the body is not."""
     RESPONSE = "response"
-    """The request is complete and being answered, however long its turn takes."""
+    """The request is complete, and the response is not. It lasts as long as its turn."""
     WRITE = "write"
     """The client does not read its response."""
     LINGER = "linger"
-    """The response is complete. The client may still be sending a body that nobody reads, or be
-    slow to take the last bytes."""
+    """The response is complete. The client may still be sending an unread body, or be slow to read
+    the last bytes."""
     IDLE = "idle"
     """Between two requests."""
 
 
 TIME_LIMITS: Mapping[Phase, float] = {
     Phase.HEAD: 10.0,
-    # BodyMiddleware answers a body that takes 30 s with 408; this ends what it does not read.
+    # BodyMiddleware responds with 408 after 30 s; this limit is for bodies that it does not read.
     Phase.BODY: 40.0,
     Phase.WRITE: 60.0,
     Phase.LINGER: 10.0,
-    # More than clients keep a connection (httpx 5, aiohttp 15): a message that a client sends
+    # Longer than clients keep a connection (httpx 5 s, aiohttp 15 s): a message that a client sends
     # while the server closes the connection is lost.
     Phase.IDLE: 75.0,
 }
-"""Seconds. A response has no limit: the turn behind it has one."""
+"""Seconds. RESPONSE has no limit, because the turn has one."""
 
 
 class Connection(Protocol):
@@ -62,14 +63,14 @@ class Connection(Protocol):
     phase: Phase | None
     """None before the connection is in the table and after it has left."""
     spare: bool
-    """The connection is over the limits: it gets probes and refusals, and no turns."""
+    """The connection is over the limits: it may only call the probes."""
 
 
 C = TypeVar("C", bound=Connection)
 
 
 class ConnectionTable(Generic[C]):
-    """Counts connections in all and per network, and orders those that wait by their age."""
+    """Counts connections in total and per network, and orders those in a phase by their age."""
 
     def __init__(
         self,
@@ -82,8 +83,8 @@ class ConnectionTable(Generic[C]):
         self._limit_of_network = limit_of_network
         self._time_limits = time_limits
         self._reserve = reserve
-        # A dict keeps the order of insertion, and a connection that changes its phase goes to the
-        # end: the first one is the one that has waited longest.
+        # A dict keeps the insertion order, and a connection that enters a phase goes to the end:
+        # the first one has been in its phase for the longest time.
         self._since: dict[Phase, dict[C, float]] = {phase: {} for phase in Phase}
         self._spares: dict[C, None] = {}
         self._of_network: Counter[str] = Counter()
@@ -92,10 +93,10 @@ class ConnectionTable(Generic[C]):
         return sum(len(connections) for connections in self._since.values())
 
     def add(self, connection: C, now: float) -> C | None:
-        """Adds a new connection; returns the one that has to be closed for it, if any.
+        """Adds a new connection; returns the one that must be closed for it, if any.
 
-        A connection that is over the limits, with nothing to close in its favour, becomes one of a
-        few spare ones.
+        If the limits are reached and no other connection can be closed, the new one becomes one of
+        a few spare connections.
         """
         victim, connection.spare = self._make_room(connection.network, now)
         if connection.spare:
@@ -121,10 +122,10 @@ class ConnectionTable(Generic[C]):
         return victim, victim is None
 
     def _longest_waiting(self, now: float, network: str | None = None) -> C | None:
-        """A connection that costs its client nothing or little when it is closed.
+        """The connection whose closing harms its client least.
 
-        Clients that send no request go first. Closing an idle connection may meet a request that
-        is on its way, closing one that has just been accepted certainly does.
+        Connections without a request come first. A request may be on its way to an idle connection,
+        and is almost certainly on its way to one that was just accepted.
         """
         since = self._since
         waiting: Iterator[C] = (
@@ -142,7 +143,7 @@ class ConnectionTable(Generic[C]):
         return next(waiting, None)
 
     def enter(self, connection: C, phase: Phase, now: float) -> None:
-        """Notes that a connection has entered a phase; nothing changes if it is in it already."""
+        """Records the phase of a connection; its time begins when the phase changes."""
         if connection.phase is None or connection.phase is phase:
             return
         del self._since[connection.phase][connection]
@@ -150,7 +151,7 @@ class ConnectionTable(Generic[C]):
         self._since[phase][connection] = now
 
     def remove(self, connection: C) -> None:
-        """Forgets a connection; it may have been removed before."""
+        """Removes a connection, unless it has been removed before."""
         if connection.phase is None:
             return
         del self._since[connection.phase][connection]
@@ -174,7 +175,7 @@ class ConnectionTable(Generic[C]):
 
 
 def default_limit() -> int:
-    """Half of the files that this process may open: a turn opens another one to Hermes."""
+    """Half of the files that this process may open: each turn opens a connection to Hermes, too."""
     return int(max(1, min(open_files_limit() // 2, _MOST_BY_DEFAULT)))
 
 
@@ -184,7 +185,7 @@ def open_files_limit() -> float:
 
 
 def network_of(host: str) -> str:
-    """What counts as one address: an IPv4 address, or the /64 network that one IPv6 client has."""
+    """The unit of the per-address limit: an IPv4 address, or the /64 network of an IPv6 address."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

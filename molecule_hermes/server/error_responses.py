@@ -1,8 +1,8 @@
-"""What a peer is told when its request is wrong: the protocol's error, and a short one.
+"""Error responses to bad requests: in the protocol's form, and short.
 
-Probed on a2a-sdk 1.3.0: an answer repeats every validation error there is (three for each bad part
-of a 0.3 message) and values of the request at any length, the log has the same with a stack trace,
-and a stream of the 0.3 REST binding that fails cuts the connection.
+Probed on a2a-sdk 1.3.0: an error response repeats every validation error (three for each bad part
+of a 0.3 message) and values of the request at any length, the log contains the same with a stack
+trace, and a failing stream of the 0.3 REST binding cuts the connection.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ logger = logging.getLogger(__name__)
 
 MAX_TEXT = 500
 _LONG = 4096
-"""Bytes of an answer that is looked at, because it may be a long error."""
+"""Bytes above which a response is parsed, because it may be a long error."""
 _MAX_LOG = 2000
 
 _V03 = "/v1/"
 
 _MISTAKES = (A2AError, ParseError, ValidationError)
-"""What is raised because of the request, not because of the agent."""
+"""Exceptions that the request causes, not the agent."""
 
 _UNREADABLE = "Failed to "
-"""So begins what the SDK logs of a request that it cannot read, whatever was raised."""
+"""How the SDK's log record of an unreadable request begins, whatever the exception is."""
 _SDK_LOGGERS = (
     "a2a.compat.v0_3.jsonrpc_adapter",
     "a2a.server.routes.jsonrpc_dispatcher",
@@ -47,29 +47,29 @@ _SDK_LOGGERS = (
 
 
 class ErrorMiddleware:
-    """Shortens long errors, and gives streams of the 0.3 REST binding that fail an answer."""
+    """Shortens long errors, and turns exceptions of 0.3 REST streams into error responses."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        answer = _Answer(send)
+        response = _Response(send)
         if scope["type"] == "http" and _V03 in scope["path"]:
-            return self._answered(scope, receive, answer)
-        return self._app(scope, receive, answer.send)
+            return self._handle_errors(scope, receive, response)
+        return self._app(scope, receive, response.send)
 
-    async def _answered(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+    async def _handle_errors(self, scope: Scope, receive: Receive, response: _Response) -> None:
         try:
-            await self._app(scope, receive, answer.send)
+            await self._app(scope, receive, response.send)
         except Exception as error:
             cause = _cause(error)
             if not isinstance(cause, _MISTAKES):
                 logger.exception("a request failed")
-            await answer.fail(scope, receive, cause)
+            await response.fail(scope, receive, cause)
 
 
-class _Answer:
-    """Holds the head of an answer back until its first bytes come: until then it can change."""
+class _Response:
+    """Holds back the start of a response until its first body chunk, so that it can change."""
 
     __slots__ = ("_begun", "_head", "_send")
 
@@ -85,7 +85,7 @@ class _Answer:
         if self._head is not None:
             head, self._head = self._head, None
             self._begun = True
-            _shorten_answer(head, message)
+            _shorten_error(head, message)
             _write_whole_numbers(head, message)
             await self._send(head)
         elif body := message.get("body"):
@@ -104,36 +104,36 @@ class _Answer:
 
 
 def shortened(value: Any) -> Any:
-    """The value with long texts cut, and the first item only of each list."""
+    """The value with long strings cut, and only the first item of each list."""
     match value:
         case str() if len(value) > MAX_TEXT:
             return f"{value[: MAX_TEXT - 1]}…"
         case dict():
             return {key: shortened(item) for key, item in value.items()}
         case list() if value and isinstance(value[0], dict) and "@type" in value[0]:
-            return [shortened(item) for item in value]  # the details of a REST error, two at most
+            return [shortened(item) for item in value]  # the details of a REST error, at most two
         case list():
             return [shortened(item) for item in value[:1]]
     return value
 
 
-def _shorten_answer(head: Message, message: Message) -> None:
-    """Both in place, if they are a long error in one piece."""
+def _shorten_error(head: Message, message: Message) -> None:
+    """Changes both in place if they are a long error in one chunk."""
     body = message.get("body", b"")
     if len(body) <= _LONG or message.get("more_body") or b'"error":' not in body[:_LONG]:
         return
     headers = MutableHeaders(raw=head["headers"])
     if "json" not in headers.get("content-type", ""):
         return
-    answer = json.loads(body)
-    if isinstance(answer, dict) and "error" in answer and "result" not in answer:
-        answer["error"] = shortened(answer["error"])
-        message["body"] = json.dumps(answer, ensure_ascii=False).encode()
+    content = json.loads(body)
+    if isinstance(content, dict) and "error" in content and "result" not in content:
+        content["error"] = shortened(content["error"])
+        message["body"] = json.dumps(content, ensure_ascii=False).encode()
         headers["content-length"] = str(len(message["body"]))
 
 
 def _write_whole_numbers(head: Message, message: Message) -> None:
-    """Both in place."""
+    """Changes both in place."""
     body = message.get("body", b"")
     if (changed := with_whole_numbers_in(body)) is body:
         return
@@ -150,7 +150,7 @@ def _cause(error: Exception) -> Exception:
 
 
 def shorten_sdk_logs() -> None:
-    """A peer's mistake takes one line of bounded length in the log, without a stack trace."""
+    """Makes the SDK log a bad request in one line of limited length, without a stack trace."""
     for name in _SDK_LOGGERS:
         logging.getLogger(name).addFilter(_shorten_record)
 

@@ -1,4 +1,4 @@
-"""Live, ready, startup: what probes ask, answered with a reason for each part that fails."""
+"""The liveness, readiness and startup probes, with a reason for each part that fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Health", "Report", "probe_routes"]
 logger = logging.getLogger(__name__)
 
 Check = Callable[[], Awaitable[None]]
-"""Returns when its part is ready, raises a `TurnFailure` that says why not."""
+"""Returns if its part is ready; otherwise raises a `TurnFailure` that says why not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Report:
         return {"ready": self.ready, "parts": {k: dict(v) for k, v in self.parts.items()}}
 
     def without_addresses(self) -> Report:
-        """The report for a caller that is not known."""
+        """The report for a caller that may not see internal addresses."""
         parts = {
             name: {k: without_addresses(v) if isinstance(v, str) else v for k, v in part.items()}
             for name, part in self.parts.items()
@@ -44,12 +44,12 @@ class Report:
     @property
     def reason(self) -> str:
         """The failing parts in one line."""
-        bad = (f"{name}: {part['reason']}" for name, part in self.parts.items() if not part["ok"])
-        return "; ".join(bad)
+        failing = ((name, part) for name, part in self.parts.items() if not part["ok"])
+        return "; ".join(f"{name}: {part['reason']}" for name, part in failing)
 
 
 class Health:
-    """Runs the checks on demand, at most once per `fresh` seconds however many probes ask."""
+    """Runs the checks on demand, and reuses a report for `fresh` seconds."""
 
     def __init__(self, checks: Mapping[str, Check], *, fresh: float = 0.5, timeout: float = 3.0):
         self._checks = dict(checks)
@@ -86,7 +86,7 @@ class Health:
         except TurnFailure as failure:
             return {"ok": False, "reason": failure.message, "hint": failure.hint}
         except TimeoutError:
-            return {"ok": False, "reason": f"no answer in {self._timeout:g} s", "hint": ""}
+            return {"ok": False, "reason": f"no response within {self._timeout:g} s", "hint": ""}
         except Exception:
             logger.exception("the readiness check of %s failed", name)
             return {"ok": False, "reason": "the check itself failed", "hint": "see the log"}
@@ -94,20 +94,20 @@ class Health:
 
 
 def probe_routes(
-    health: Health, warnings: Sequence[str], knows: Callable[[HTTPConnection], bool]
+    health: Health, warnings: Sequence[str], may_see_addresses: Callable[[HTTPConnection], bool]
 ) -> list[Route]:
-    """The probes. Only a caller that `knows` accepts is told addresses and paths."""
+    """The probes. Callers that `may_see_addresses` rejects get no internal addresses and paths."""
 
     async def live(request: Request) -> JSONResponse:
         return JSONResponse({"live": True, "version": __version__})
 
     async def ready(request: Request) -> JSONResponse:
         report = await health.ready()
-        remarks = list(warnings)
-        if not knows(request):
+        shown = list(warnings)
+        if not may_see_addresses(request):
             report = report.without_addresses()
-            remarks = [without_addresses(remark) for remark in remarks]
-        body = report.as_dict() | ({"warnings": remarks} if remarks else {})
+            shown = [without_addresses(warning) for warning in shown]
+        body = report.as_dict() | ({"warnings": shown} if shown else {})
         return JSONResponse(body, 200 if report.ready else 503)
 
     async def startup(request: Request) -> JSONResponse:

@@ -1,4 +1,4 @@
-"""The HTTP server proper: uvicorn for the life of an `async with`, its connections bounded."""
+"""The HTTP server: uvicorn as an async context manager, with limits on its connections."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = ["HttpServer", "Listener"]
 
 _SHUTDOWN = 5
 _KEEP_ALIVE = 90
-"""Seconds, more than the table leaves to an idle connection: uvicorn forgets its own timer when the
-rest of a body arrives after the response."""
+"""Seconds, more than the table allows an idle connection: uvicorn loses its own timer when the rest
+of a body arrives after the response."""
 _MAX_HEAD = 2**19
-"""More than one read from the socket, which may end in the middle of a head."""
+"""More than one read from the socket, which may end in the middle of the headers."""
 _MAX_PIPELINE = 16
-"""Requests that wait on a connection until the one before them is answered."""
+"""Requests that may wait on a connection until the previous ones are complete."""
 
 
 class HttpServer:
-    """Serves an application; signals are left to whoever runs the process.
+    """Serves an application. It installs no signal handlers.
 
     Connections over the limits are served by `overload` instead of `app`. `on_closed` is called
-    with the reason whenever the server closes a connection on its own account.
+    with the reason whenever the server itself closes a connection.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class HttpServer:
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=_SHUTDOWN)
             for connection in list(self._server.server_state.connections):
-                # Its client does not read. uvicorn would cancel the request, with a stack trace.
+                # The client does not read. uvicorn would cancel the request and log a stack trace.
                 connection.transport.abort()
             await self._task
 
@@ -112,20 +112,20 @@ class _Server(uvicorn.Server):
 class _HttpConnection(HttpToolsProtocol):
     """A connection whose requests are bounded in size, time and number.
 
-    httptools and uvicorn bound none of these. Measured without a token, from one connection: 100
+    httptools and uvicorn have none of these limits. Measured with one connection and no token: 100
     MiB of trailers took 850 MiB of memory, 20 MiB of pipelined requests 1.9 GiB.
     """
 
-    # The base's attributes fill the dict that CPython shares between instances.
+    # The attributes of the base class fill the key table that CPython shares between instances.
     __slots__ = ("_http_server", "_part", "_unfinished", "network", "phase", "spare")
 
     def __init__(self, http_server: HttpServer, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._http_server = http_server
         self._part: Phase | None = None
-        """The part of a request that is being parsed: its head, its body, or none."""
+        """The part of a request that is being parsed: HEAD, BODY, or None."""
         self._unfinished = 0
-        """Bytes that the parser took since it last handed something over."""
+        """Bytes that the parser has consumed since its last callback."""
         self.network = ""
         self.phase: Phase | None = None
         self.spare = False
@@ -151,7 +151,7 @@ class _HttpConnection(HttpToolsProtocol):
         self.transport.abort()
 
     def _refuse(self, reason: str) -> NoReturn:
-        """Ends parsing from within one of the parser's callbacks."""
+        """Closes the connection and stops parsing, from within one of the parser's callbacks."""
         self.cut(reason)
         raise _RefusedError(reason)
 
@@ -168,7 +168,7 @@ class _HttpConnection(HttpToolsProtocol):
         self._update_phase()
 
     def _end_without_progress(self) -> None:
-        """Neither a head nor a trailer or a chunk's extension may be endless."""
+        """Ends headers, trailers and chunk extensions that exceed the limit."""
         if self._part is Phase.BODY:
             self.cut("trailers")
         elif not self.transport.is_closing():
@@ -237,14 +237,14 @@ class _HttpConnection(HttpToolsProtocol):
 
 
 class _RefusedError(Exception):
-    """Never leaves the parser, which turns it into an error of its own."""
+    """The parser catches it and raises an error of its own."""
 
 
 class Listener(socket.socket):
-    """A listening socket that turns connections away when the process has no file left for them.
+    """A listening socket that closes new connections when the process is out of file descriptors.
 
-    asyncio would log every failed attempt and stop accepting for a second; libuv, which uvloop
-    runs on, does by itself what this does for asyncio.
+    asyncio would log every failed attempt and stop accepting for a second. With uvloop, libuv
+    already does what this class does for asyncio.
     """
 
     _spare = -1
@@ -259,10 +259,10 @@ class Listener(socket.socket):
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE) or self._spare < 0:
                 raise
-            self._turn_away()
-            raise BlockingIOError(errno.EAGAIN, "a connection was turned away") from error
+            self._close_next()
+            raise BlockingIOError(errno.EAGAIN, "a connection was closed") from error
 
-    def _turn_away(self) -> None:
+    def _close_next(self) -> None:
         self._release()
         with contextlib.suppress(OSError):
             super().accept()[0].close()

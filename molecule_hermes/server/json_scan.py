@@ -1,8 +1,8 @@
-"""Checks a JSON text while it arrives, before anything else reads it.
+"""Checks a JSON text while it arrives, before anything else parses it.
 
-Whatever reads a body afterwards takes microseconds for every value in it and has no bounds of its
-own, so the bounds are applied here. Runs of characters are matched by regular expressions; the
-Python code runs once per token, and the bound on values bounds the tokens. State without I/O.
+The parsers behind it take microseconds per value and have no limits of their own, so the limits are
+applied here. Regular expressions match runs of characters; Python code runs once per token, and the
+limit on values also limits the tokens. It does no I/O.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["JsonLimitError", "JsonLimits", "JsonScanner", "JsonSyntaxError"]
 
 MAX_DEPTH = 32
 """protobuf decodes 100 nested messages, and a JSON object takes three of them: a deeper task could
-be stored and then not be read any more."""
+be stored, but not be loaded again."""
 MAX_NAME = 1024
 MAX_ENVELOPE = 256 * 1024
-"""Characters of all strings that are neither content nor data. protobuf takes a string in the place
-of an object, and looks each of its characters up (measured, a second for a million)."""
+"""Characters in all strings that are neither content nor data. protobuf accepts a string in place
+of an object, and looks up each of its characters as a field name (one second per million)."""
 MAX_NUMBER = 1024
 
 _STRING = re.compile(
@@ -35,19 +35,19 @@ _STRING = re.compile(
         )*+""",
     re.VERBOSE,
 )
-"""The inside of a string. Half a surrogate pair is not part of it: it is no character."""
+"""The inside of a string. It excludes lone surrogates, which are not characters."""
 _MAX_ESCAPE = len(r"\ud83d\ude00")
 _TOKEN = re.compile(r'[ \t\n\r]*+(?:([][{}",:])|([-+.0-9A-Za-z]++)|\Z)')
 _NUMBER = re.compile(r"-?+(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][-+]?+[0-9]++)?+")
 _LITERALS = frozenset({"true", "false", "null"})
 
 _OPAQUE = frozenset({"data", "metadata"})
-"""Below these names peers put what they like; a name there means nothing to the protocol."""
+"""Free-form values: the names below these have no meaning in the protocol."""
 _CONTENT = frozenset(
     {"text", "raw", "url", "bytes", "uri"}
     | {"fileWithBytes", "fileWithUri", "file_with_bytes", "file_with_uri"}
 )
-"""What a part of a message holds, by A2A 1.0 and 0.3."""
+"""The content of a message part, in A2A 1.0 and 0.3."""
 _PARTS = frozenset({"parts", "content"})
 _IDS = frozenset(
     {
@@ -70,11 +70,11 @@ _IDS = frozenset(
 
 
 class JsonSyntaxError(ValueError):
-    """The text is not JSON, or holds a number or a character that is none."""
+    """The text is not valid JSON."""
 
 
 class JsonLimitError(ValueError):
-    """The text passes a bound. `count` tells whether there is too much of it."""
+    """The text exceeds a limit. `count` is true if it has too many values or parts."""
 
     def __init__(self, message: str, *, count: bool = False) -> None:
         super().__init__(message)
@@ -87,7 +87,7 @@ class JsonLimits:
     parts: int = 1000
 
 
-# What may come next: the states of the scanner.
+# The states of the scanner: what may come next.
 _VALUE, _VALUE_OR_END, _NAME, _NAME_OR_END, _COLON, _MORE_OF_OBJECT, _MORE_OF_ARRAY, _END = range(8)
 _AFTER_SEPARATOR = {
     (_COLON, ":"): _VALUE,
@@ -116,9 +116,9 @@ _NO_CONTAINER = _Container(_END, "", False, False)
 
 
 class JsonScanner:
-    """`feed` takes the bytes as they come, `close` says that they have ended.
+    """Pass the bytes to `feed` as they arrive, then call `close`.
 
-    Either raises `JsonSyntaxError` or `JsonLimitError`. What passes, `json.loads` takes.
+    Both raise `JsonSyntaxError` or `JsonLimitError`. `json.loads` accepts every text that passes.
     """
 
     def __init__(self, limits: JsonLimits) -> None:
@@ -131,11 +131,11 @@ class JsonScanner:
         self._name = ""
         self._in_string = False
         self._captured: str | None = None
-        """What has come of a string that is a name or an id."""
+        """The string so far, if it is a name or an id."""
         self._in_envelope = False
         self._envelope = 0
         self._rest = ""
-        """The beginning of a word or an escape that the next bytes complete."""
+        """The beginning of a word or an escape that the next bytes may complete."""
 
     def feed(self, data: bytes) -> None:
         self._scan(self._decode(data), final=False)
@@ -143,7 +143,7 @@ class JsonScanner:
     def close(self) -> None:
         self._scan(self._decode(b"", final=True), final=True)
         if self._in_string or self._state != _END:
-            raise JsonSyntaxError("it ends too early")
+            raise JsonSyntaxError("it ends early")
 
     def _decode(self, data: bytes, *, final: bool = False) -> str:
         try:
@@ -182,7 +182,7 @@ class JsonScanner:
             self._envelope += end - start
             if self._envelope > MAX_ENVELOPE:
                 raise JsonLimitError(
-                    f"its strings besides content and data have more than {MAX_ENVELOPE} characters"
+                    f"its strings outside content and data have more than {MAX_ENVELOPE} characters"
                 )
         if end == len(text):
             return end
@@ -190,7 +190,7 @@ class JsonScanner:
             self._end_string()
             return end + 1
         if text[end] != "\\" or len(text) - end >= _MAX_ESCAPE:
-            raise JsonSyntaxError("a string holds what is not a character")
+            raise JsonSyntaxError("a string contains an invalid character")
         self._rest = text[end:]
         return len(text)
 
@@ -214,11 +214,11 @@ class JsonScanner:
         self._state = within.after_value
         self._values += 1
         if self._values > self._limits.values:
-            raise JsonLimitError(f"it holds more than {self._limits.values} values", count=True)
+            raise JsonLimitError(f"it has more than {self._limits.values} values", count=True)
         if within.is_parts:
             self._parts += 1
             if self._parts > self._limits.parts:
-                raise JsonLimitError(f"it holds more than {self._limits.parts} parts", count=True)
+                raise JsonLimitError(f"it has more than {self._limits.parts} parts", count=True)
 
     def _begin_container(self, is_object: bool) -> None:
         self._begin_value()
@@ -259,7 +259,7 @@ class JsonScanner:
             self._state = _COLON
 
     def _value_name(self) -> str:
-        """The name under which a value stands; the elements of a list stand under the list's."""
+        """The member name of a value; the elements of an array have the name of the array."""
         within = self._containers[-1]
         return self._name if within.after_value == _MORE_OF_OBJECT else within.name
 
@@ -270,8 +270,8 @@ def _require_word(word: str) -> None:
     if len(word) > MAX_NUMBER:
         raise JsonLimitError(f"a number has more than {MAX_NUMBER} characters")
     if not _NUMBER.fullmatch(word):
-        raise JsonSyntaxError("a word that is neither a number nor true, false or null")
-    # A larger one becomes Infinity, which JSON cannot express: the task could not be shown.
+        raise JsonSyntaxError("an unexpected word")
+    # float() turns a larger number into Infinity, which JSON cannot express.
     if (len(word) > 300 or "e" in word or "E" in word) and math.isinf(float(word)):
         raise JsonLimitError("a number is too large")
 

@@ -1,4 +1,4 @@
-"""What a request must pass before the SDK sees it: host and peer token."""
+"""Middleware around the SDK's routes: public paths, peer tokens, host names, line separators."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class PeerTokens(AuthenticationBackend):
-    """The bearer token's name is the peer. Without tokens everybody is the same nameless peer."""
+    """Authenticates peers by bearer token. Without tokens, all callers are one anonymous peer."""
 
     def __init__(self, tokens: Mapping[str, SecretStr]) -> None:
         self._tokens = {n: t.get_secret_value().encode() for n, t in tokens.items()}
@@ -43,13 +43,13 @@ class PeerTokens(AuthenticationBackend):
             return None
         peer = self.peer_of(conn)
         if peer is None:
-            raise AuthenticationError("a bearer token of this agent is needed")
+            raise AuthenticationError("this agent requires a bearer token")
         return AuthCredentials(["authenticated"]), SimpleUser(peer)
 
     def peer_of(self, conn: HTTPConnection) -> str | None:
-        """The peer whose token the request carries.
+        """The peer whose token the request contains, or None.
 
-        Compares with every token, each in constant time, so that timing tells nothing.
+        It compares with every token, each in constant time, so that the time reveals nothing.
         """
         scheme, _, token = conn.headers.get("authorization", "").partition(" ")
         given = token.strip().encode("utf-8", "surrogateescape")
@@ -61,10 +61,10 @@ _FORWARDED = ("forwarded", "via", "x-real-ip")
 
 
 def is_local(conn: HTTPConnection) -> bool:
-    """Whether the request comes from this machine itself, and not through a proxy on it.
+    """Whether the request comes from this machine, and not through a proxy on it.
 
-    The host name must be a loopback one, too: otherwise a page in a browser on this machine could
-    ask by pointing a name of its own at 127.0.0.1 (DNS rebinding).
+    The host name must be a loopback name as well. Otherwise a web page in a browser on this machine
+    could send the request, by pointing its own name at 127.0.0.1 (DNS rebinding).
     """
     if conn.client is None or not is_loopback(conn.client.host):
         return False
@@ -74,7 +74,7 @@ def is_local(conn: HTTPConnection) -> bool:
 
 
 class PublicPathsMiddleware:
-    """Serves exactly the paths of the routes of `public`, and hands every other request to `app`.
+    """Serves exactly the paths of the routes of `public`, and passes other requests to `app`.
 
     `public` refuses methods other than GET and HEAD, so a request to a public path never reaches
     `app`, whatever is mounted there.
@@ -91,7 +91,7 @@ class PublicPathsMiddleware:
 
 
 def refuse_overload(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-    """Answers a request on a connection that is over the limits."""
+    """Refuses a request on a connection that is over the limits."""
     message = "too many connections; try again in a few seconds"
     headers = {"Retry-After": "5", "Connection": "close"}
     return JSONResponse({"error": {"code": 503, "message": message}}, 503, headers)(
@@ -105,10 +105,10 @@ def refuse_peer(conn: HTTPConnection, error: AuthenticationError) -> Response:
 
 
 class HostMiddleware:
-    """Answers only to known host names.
+    """Accepts requests for known host names only.
 
-    A page in a browser on this machine could otherwise reach a token-less agent on loopback by
-    pointing a name of its own at 127.0.0.1 (DNS rebinding).
+    Otherwise a web page in a browser on this machine could reach an agent on loopback that has no
+    tokens, by pointing its own name at 127.0.0.1 (DNS rebinding).
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
@@ -120,8 +120,8 @@ class HostMiddleware:
             host = HTTPConnection(scope).url.hostname
             if (host or "").lower() not in self._hosts:
                 message = (
-                    f"this agent does not answer to that host name; it knows "
-                    f"{', '.join(sorted(self._hosts))} (or set MOLECULE_HERMES_PUBLIC_URL)"
+                    f"unknown host name; this agent accepts {', '.join(sorted(self._hosts))} "
+                    f"(MOLECULE_HERMES_PUBLIC_URL adds one)"
                 )
                 response = JSONResponse({"error": {"code": 403, "message": message}}, 403)
                 await response(scope, receive, send)
@@ -130,10 +130,10 @@ class HostMiddleware:
 
 
 class LineSeparatorMiddleware:
-    """Escapes Unicode's own line ends in event streams.
+    """Escapes Unicode line separators in event streams.
 
-    They may stand in a JSON text, but the SDK's client ends its lines there (probed on 1.3.0), and
-    so do other clients that split with `str.splitlines`.
+    JSON allows them, but clients that split lines with `str.splitlines` break at them, among them
+    the SDK's own (probed on 1.3.0).
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -147,11 +147,11 @@ class LineSeparatorMiddleware:
             if message["type"] == "http.response.start":
                 streams = "event-stream" in Headers(raw=message["headers"]).get("content-type", "")
             elif streams:
-                for raw, escaped in _LINE_ENDS:
+                for raw, escaped in _SEPARATORS:
                     message["body"] = message.get("body", b"").replace(raw, escaped)
             await send(message)
 
         return self._app(scope, receive, escape)
 
 
-_LINE_ENDS = tuple((c.encode(), f"\\u{ord(c):04x}".encode()) for c in "\x85\u2028\u2029")
+_SEPARATORS = tuple((c.encode(), f"\\u{ord(c):04x}".encode()) for c in "\x85\u2028\u2029")

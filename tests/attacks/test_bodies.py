@@ -74,7 +74,7 @@ async def test_a_flood_of_values_is_refused_and_holds_nobody_up(
     assert over_rpc.json()["error"]["code"] == -32600
     assert over_rest.json()["error"]["code"] == 413
     for answered in (over_rpc, over_rest):
-        assert "it holds more than" in answered.json()["error"]["message"]
+        assert "it has more than" in answered.json()["error"]["message"]
     assert held.longest < 10.0
 
 

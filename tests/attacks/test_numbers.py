@@ -73,7 +73,7 @@ async def test_numbers_that_are_none_are_refused_at_the_door(bridge: StartBridge
             answered = await http.post(path, content=body, headers=headers)
             error = answered.json()["error"]
             assert (answered.status_code, error["code"]) in [(200, -32700), (400, 400)]
-            assert error["message"].startswith("the body is not JSON that can be read")
+            assert error["message"].startswith("the body cannot be parsed as JSON")
         assert transport.turns == []
         path, body, headers = requests("1.5e300")[way]
         assert (await http.post(path, content=body, headers=headers)).status_code == 200

@@ -455,7 +455,7 @@ async def test_a_body_that_cannot_be_read_is_the_peers_mistake(
         answered = await http.post(path, content=body, headers=headers)
     error = answered.json()["error"]
     assert (answered.status_code, error["code"]) in [(200, -32700), (400, 400)]
-    assert error["message"].startswith("the body is not JSON that can be read")
+    assert error["message"].startswith("the body cannot be parsed as JSON")
     assert "Traceback" not in caplog.text
 
 

@@ -32,7 +32,7 @@ async def test_each_part_that_fails_says_why() -> None:
     assert not report.ready
     assert report.parts["b"] == {"ok": False, "reason": "nobody there", "hint": "start it"}
     assert report.parts["c"]["reason"] == "the check itself failed"
-    assert report.parts["d"]["reason"] == "no answer in 0.1 s"
+    assert report.parts["d"]["reason"] == "no response within 0.1 s"
     assert report.reason.startswith("b: nobody there; c:")
     assert "secret" not in str(report)
 
