@@ -59,7 +59,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("flood", FLOODS)
-async def test_a_flood_of_values_is_refused_and_holds_nobody_up(
+async def test_a_flood_of_values_is_refused_and_delays_nobody(
     bridge: StartBridge, flood: str
 ) -> None:
     params = FLOODS[flood]
@@ -104,7 +104,7 @@ FULLEST = {
 
 
 @pytest.mark.parametrize("full", FULLEST)
-async def test_the_fullest_body_that_is_taken_holds_the_others_up_for_a_moment(
+async def test_the_largest_accepted_body_delays_others_only_briefly(
     bridge: StartBridge, full: str
 ) -> None:
     transport = ScriptedTransport(Completed("x"))
@@ -114,7 +114,7 @@ async def test_the_fullest_body_that_is_taken_holds_the_others_up_for_a_moment(
     assert held.longest < 10.0
 
 
-async def test_an_operator_may_set_other_bounds(bridge: StartBridge) -> None:
+async def test_an_operator_can_set_other_limits(bridge: StartBridge) -> None:
     more, less = message(many('{"text":"x"}', 30)), message(many('{"text":"x"}', 20))
     async with (
         bridge(ScriptedTransport(Completed("x")), MAX_PARTS=20, MAX_VALUES=100) as b,
@@ -137,7 +137,7 @@ async def test_an_operator_may_set_other_bounds(bridge: StartBridge) -> None:
     ],
     ids=["message", "parts", "request", "configuration", "0.3 data"],
 )
-async def test_a_long_string_in_the_place_of_an_object_holds_nobody_up(
+async def test_a_long_string_in_place_of_an_object_delays_nobody(
     bridge: StartBridge, path: str, body: bytes
 ) -> None:
     """protobuf looks each of its characters up as the name of a field."""
@@ -155,7 +155,7 @@ def nested(levels: int, opening: str, closing: str) -> str:
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 @pytest.mark.parametrize(("opening", "closing"), [('{"a":', "}"), ("[", "]")])
-async def test_the_deepest_data_that_is_taken_can_be_listed(
+async def test_the_deepest_accepted_data_can_be_listed(
     bridge: StartBridge, store: str, opening: str, closing: str
 ) -> None:
     """The SDK takes deeper ones, and then nobody can read the task."""
@@ -194,7 +194,7 @@ async def test_long_names_and_ids_are_refused(bridge: StartBridge, body: bytes) 
     assert error["message"].endswith(f"a name or an id has more than {MAX_NAME} characters")
 
 
-async def test_data_may_hold_long_texts_under_any_name(bridge: StartBridge) -> None:
+async def test_data_may_contain_long_strings_under_any_name(bridge: StartBridge) -> None:
     data = json.dumps({"id": "i" * 5000, "parts": [0] * 2000, "messageId": "m" * 5000})
     params = message(f'[{{"data": {data}}}]', metadata={"id": "i" * 5000})
     async with bridge(ScriptedTransport(Completed("x"))) as b, httpx.AsyncClient() as http:
@@ -203,14 +203,14 @@ async def test_data_may_hold_long_texts_under_any_name(bridge: StartBridge) -> N
 
 
 @pytest.mark.parametrize("path", ["/tasks/x:subscribe", "/v1/tasks/x:subscribe"])
-async def test_the_body_of_a_get_is_bounded_too(bridge: StartBridge, path: str) -> None:
+async def test_the_body_of_a_get_is_limited_too(bridge: StartBridge, path: str) -> None:
     async with bridge(ScriptedTransport(), MAX_BODY=2048) as b, httpx.AsyncClient() as http:
         answered = await http.request("GET", b.url + path, content=b" " * 5000, headers=V10)
     assert answered.status_code == 413
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-async def test_a_body_may_come_in_any_pieces(bridge: StartBridge, size: int) -> None:
+async def test_a_body_may_arrive_in_any_chunks(bridge: StartBridge, size: int) -> None:
     text = 'Grüße 🙂 "quoted" \\ \x00 ' + "é" * 3000
     body = rpc(message(json.dumps([{"text": text}, {"text": text[::-1]}], ensure_ascii=size > 1)))
 
@@ -226,7 +226,7 @@ async def test_a_body_may_come_in_any_pieces(bridge: StartBridge, size: int) -> 
     assert transport.turns[0].text == f"{text}\n{text[::-1]}"
 
 
-async def test_one_validation_error_is_told_and_not_thousands(
+async def test_one_validation_error_is_reported_and_not_thousands(
     bridge: StartBridge, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = '{"message": {"messageId": "m", "role": "user", "parts": ' + many("{}", 1000) + "}}"
@@ -241,7 +241,7 @@ async def test_one_validation_error_is_told_and_not_thousands(
 
 
 @pytest.mark.parametrize("version", ["1.0", "0.3"])
-async def test_an_answer_does_not_repeat_the_request_at_length(
+async def test_an_error_does_not_repeat_a_long_request(
     bridge: StartBridge, version: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     long = json.dumps("A" * 100_000)
@@ -336,14 +336,14 @@ BODIES = TEXTS | TOKENS | st.binary(max_size=60)
 @example(b"1 1")
 @example(b"[}")
 @example(b'"\xed\xa0\x80"')
-def test_what_passes_is_json_and_what_is_not_json_does_not_pass(body: bytes) -> None:
+def test_the_scanner_accepts_only_json(body: bytes) -> None:
     if verdict(body):
         assert readable(body)
         json.loads(body)
 
 
 @given(TEXTS)
-def test_json_within_the_bounds_passes(body: bytes) -> None:
+def test_json_within_the_limits_passes(body: bytes) -> None:
     assert verdict(body, limits=JsonLimits(10**6, 10**6)) == readable(body) or depth(body) > 32
 
 
@@ -358,7 +358,7 @@ def depth(body: bytes) -> int:
 @given(BODIES, st.lists(st.integers(1, 9), min_size=1))
 @example(b'{"a": "\\ud83d\\ude00", "b": [true, 1e5, -0.5]}', [1])
 @example(b"9" * 1500, [1])
-def test_however_it_is_cut_the_verdict_is_the_same(body: bytes, sizes: list[int]) -> None:
+def test_the_chunks_of_a_text_do_not_change_the_verdict(body: bytes, sizes: list[int]) -> None:
     def endless() -> Iterator[int]:
         while True:
             yield from sizes
@@ -367,7 +367,7 @@ def test_however_it_is_cut_the_verdict_is_the_same(body: bytes, sizes: list[int]
 
 
 @given(st.integers(0, 60), st.sampled_from(["[{", "[", "{"]))
-def test_depth_is_bounded_exactly(levels: int, kind: str) -> None:
+def test_the_depth_is_limited_exactly(levels: int, kind: str) -> None:
     openings = {"[": ("[", "]"), "{": ('{"a":', "}")}
     pairs = [openings[kind[i % len(kind)]] for i in range(levels)]
     text = "".join(a for a, _ in pairs) + "1" + "".join(b for _, b in reversed(pairs))
@@ -375,7 +375,7 @@ def test_depth_is_bounded_exactly(levels: int, kind: str) -> None:
 
 
 @given(st.integers(0, 400), st.integers(0, 40))
-def test_values_and_parts_are_bounded_exactly(values: int, parts: int) -> None:
+def test_values_and_parts_are_limited_exactly(values: int, parts: int) -> None:
     assert verdict(many("0", values).encode()) == (values + 1 <= LIMITS.values)
     for name in ("parts", "p\\u0061rts", "content"):
         assert verdict(f'{{"{name}": {many("0", parts)}}}'.encode()) == (parts <= LIMITS.parts)
@@ -383,7 +383,7 @@ def test_values_and_parts_are_bounded_exactly(values: int, parts: int) -> None:
 
 
 @given(st.integers(MAX_NAME - 2, MAX_NAME + 2), st.sampled_from(["a", "é", "\\n", "\\u00e9", "🙂"]))
-def test_names_and_ids_are_bounded_exactly(length: int, character: str) -> None:
+def test_names_and_ids_are_limited_exactly(length: int, character: str) -> None:
     text = character * length
     fits = length <= MAX_NAME
     assert verdict(f'{{"{text}": 1}}'.encode()) == fits
@@ -393,7 +393,7 @@ def test_names_and_ids_are_bounded_exactly(length: int, character: str) -> None:
 
 
 @given(st.integers(MAX_ENVELOPE - 2, MAX_ENVELOPE + 2), st.integers(1, 5))
-def test_strings_besides_content_are_bounded_in_all(length: int, pieces: int) -> None:
+def test_strings_outside_content_are_limited_in_total(length: int, pieces: int) -> None:
     fields = ", ".join(f'"f{i}": "{"x" * (length // pieces)}"' for i in range(pieces - 1))
     rest = "x" * (length - length // pieces * (pieces - 1))
     text = f'{{{fields}{"," if fields else ""} "last": "{rest}"}}'
@@ -403,7 +403,7 @@ def test_strings_besides_content_are_bounded_in_all(length: int, pieces: int) ->
 
 
 @pytest.mark.parametrize("number", ["1e308", "-1e308", "1e-400", "9" * 308, "0." + "1" * 1000])
-def test_numbers_that_a_float_holds_pass(number: str) -> None:
+def test_numbers_that_a_float_can_hold_pass(number: str) -> None:
     assert verdict(number.encode())
 
 
@@ -411,6 +411,6 @@ def test_numbers_that_a_float_holds_pass(number: str) -> None:
     "number",
     ["1e309", "-1e309", "9" * 400, "1" + "0" * 309, "9" * 1025, "NaN", "Infinity", "-Infinity"],
 )
-def test_numbers_that_none_holds_are_refused(number: str) -> None:
+def test_numbers_that_no_float_can_hold_are_refused(number: str) -> None:
     for body in (number, f"[{number}]", f'{{"a": {number}}}'):
         assert not verdict(body.encode())

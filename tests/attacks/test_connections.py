@@ -80,7 +80,7 @@ async def until_answered(url: str, request: bytes) -> None:
     await until(answered, every=0.05)
 
 
-async def test_a_connection_has_ten_seconds_for_the_head_of_a_request(
+async def test_a_connection_has_ten_seconds_to_send_its_headers(
     bridge: StartBridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert TIME_LIMITS[Phase.HEAD] == 10
@@ -111,7 +111,7 @@ async def drip(connection: RawConnection, data: bytes) -> None:
     await closed
 
 
-async def test_a_connection_that_idles_between_requests_is_kept_for_longer(
+async def test_an_idle_connection_between_requests_is_kept_longer(
     bridge: StartBridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits(monkeypatch, head=0.2, idle=1)
@@ -125,7 +125,7 @@ async def test_a_connection_that_idles_between_requests_is_kept_for_longer(
 
 
 @pytest.mark.parametrize("sent", [b"", b"{"], ids=["nothing", "a byte"])
-async def test_a_refused_request_whose_body_stops_coming_is_closed(
+async def test_a_refused_request_whose_body_stops_arriving_is_closed(
     bridge: StartBridge, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     limits(monkeypatch, linger=0.5)
@@ -137,7 +137,7 @@ async def test_a_refused_request_whose_body_stops_coming_is_closed(
     assert seen['closed_connections_total{reason="linger_timeout"}'] == 1
 
 
-async def test_a_body_that_comes_late_is_read_and_the_connection_goes_on(
+async def test_a_late_body_is_read_and_the_connection_stays_open(
     bridge: StartBridge,
 ) -> None:
     async with bridge(ScriptedTransport(), PEER_TOKENS=TOKENS) as b, connected(b.url) as client:
@@ -147,7 +147,7 @@ async def test_a_body_that_comes_late_is_read_and_the_connection_goes_on(
         assert (await client.answer()).status == 200
 
 
-async def test_a_body_that_nobody_reads_has_a_time_too(
+async def test_an_unread_body_has_a_time_limit_too(
     bridge: StartBridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits(monkeypatch, body=0.5)
@@ -176,7 +176,7 @@ async def test_a_client_that_does_not_read_is_closed(
             await until_figure('closed_connections_total{reason="write_timeout"}', 1, b.url)
 
 
-async def test_a_turn_may_take_longer_than_any_of_these_times(
+async def test_a_turn_may_take_longer_than_any_of_these_limits(
     bridge: StartBridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits(monkeypatch, head=0.3, body=0.3, write=0.3, linger=0.3, idle=0.3)
@@ -186,9 +186,7 @@ async def test_a_turn_may_take_longer_than_any_of_these_times(
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-async def test_1200_idle_connections_take_nothing_away_at_1024_files(
-    tmp_path: Path, loop: str
-) -> None:
+async def test_1200_idle_connections_harm_nobody_with_1024_files(tmp_path: Path, loop: str) -> None:
     async with (
         bridge_process(
             tmp_path, files=1024, loop=loop, PEER_TOKENS=TOKENS, STORE="memory"
@@ -206,7 +204,7 @@ async def test_1200_idle_connections_take_nothing_away_at_1024_files(
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-async def test_without_files_left_the_bridge_neither_spins_nor_stops(
+async def test_without_file_descriptors_the_bridge_neither_spins_nor_stops(
     tmp_path: Path, loop: str
 ) -> None:
     """A limit above what the process can hold: accepting itself fails."""
@@ -257,7 +255,7 @@ def hanging() -> ScriptedTransport:
 
 
 @pytest.mark.parametrize("bound", ["MAX_CONNECTIONS", "MAX_CONNECTIONS_OF_ADDRESS"])
-async def test_at_the_bound_probes_are_answered_and_everything_else_is_told_to_wait(
+async def test_at_the_limit_probes_work_and_everything_else_is_told_to_retry(
     bridge: StartBridge, hanging: ScriptedTransport, bound: str
 ) -> None:
     variables = {"MAX_CONNECTIONS": 200, "MAX_CONNECTIONS_OF_ADDRESS": 200, bound: 8}
@@ -320,7 +318,7 @@ def filled(limit: int, of_network: int, *networks: str) -> tuple[ConnectionTable
     return table, members
 
 
-def test_who_sent_no_request_for_long_goes_before_who_idles() -> None:
+def test_connections_without_a_request_are_closed_before_idle_ones() -> None:
     table, (idle, mute, fresh) = filled(3, 3, "a", "b", "c")
     table.enter(idle, Phase.IDLE, 5)
     table.enter(fresh, Phase.RESPONSE, 5)
@@ -330,7 +328,7 @@ def test_who_sent_no_request_for_long_goes_before_who_idles() -> None:
     assert table.add(Fake("d"), 6) is fresh
 
 
-def test_an_address_at_its_bound_makes_room_of_its_own() -> None:
+def test_an_address_at_its_limit_replaces_its_own_connections() -> None:
     table, (other, mine, busy) = filled(10, 2, "b", "a", "a")
     table.enter(busy, Phase.RESPONSE, 1)
     assert table.add(Fake("a"), 2) is mine
@@ -338,7 +336,7 @@ def test_an_address_at_its_bound_makes_room_of_its_own() -> None:
     assert other.phase is Phase.HEAD
 
 
-def test_what_is_over_the_bound_is_spare_and_the_oldest_spare_goes_first() -> None:
+def test_connections_over_the_limit_are_spare_and_the_oldest_is_closed_first() -> None:
     table, members = filled(2, 2, "a", "b")
     for member in members:
         table.enter(member, Phase.RESPONSE, 1)
@@ -353,7 +351,7 @@ def test_what_is_over_the_bound_is_spare_and_the_oldest_spare_goes_first() -> No
     assert not one.spare
 
 
-def test_only_what_waited_too_long_is_overdue() -> None:
+def test_only_connections_beyond_their_time_limit_are_overdue() -> None:
     table, (slow, busy, fresh) = filled(9, 9, "a", "a", "a")
     table.enter(busy, Phase.RESPONSE, 0)
     table.enter(fresh, Phase.IDLE, 0)

@@ -61,7 +61,7 @@ def requests(number: str) -> dict[str, tuple[str, str, dict[str, str]]]:
 
 
 @pytest.mark.parametrize("way", list(requests("0")))
-async def test_numbers_that_are_none_are_refused_at_the_door(bridge: StartBridge, way: str) -> None:
+async def test_invalid_numbers_are_refused_with_the_request(bridge: StartBridge, way: str) -> None:
     transport = ScriptedTransport(Completed("x"))
     async with (
         bridge(transport, STORE="memory") as b,
@@ -93,7 +93,7 @@ def spoilt(task_id: str) -> Task:
     return made
 
 
-async def test_a_stored_task_with_such_numbers_is_shown_and_listed(
+async def test_a_stored_task_with_non_finite_numbers_can_be_read_and_listed(
     settings: Callable[..., Settings], tmp_path: Path
 ) -> None:
     async with SqliteTaskStore(tmp_path / "tasks.db") as store:
@@ -118,7 +118,7 @@ async def test_a_stored_task_with_such_numbers_is_shown_and_listed(
     assert "result" in old.json()
 
 
-async def test_a_task_whose_bytes_cannot_be_read_does_not_break_the_page(
+async def test_an_unreadable_task_does_not_break_a_listing(
     settings: Callable[..., Settings], tmp_path: Path
 ) -> None:
     async with SqliteTaskStore(tmp_path / "tasks.db") as store:

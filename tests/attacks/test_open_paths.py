@@ -25,7 +25,7 @@ OPEN = [CARD, "/livez", "/readyz", "/startupz", "/healthz"]
 
 
 @pytest.mark.parametrize("path", OPEN)
-async def test_an_open_path_runs_no_message_whatever_is_mounted_there(
+async def test_a_public_path_runs_no_message_whatever_is_mounted_there(
     bridge: StartBridge, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The setting is refused at the start; an embedding program could still come by such a URL.
@@ -112,7 +112,7 @@ def test_a_public_url_on_a_path_of_the_bridge_is_refused(path: str) -> None:
         "host",
     ],
 )
-def test_a_public_url_that_is_no_plain_address_is_refused(url: str) -> None:
+def test_a_public_url_with_more_than_a_plain_path_is_refused(url: str) -> None:
     refused(url)
 
 
@@ -142,7 +142,7 @@ def public_url(url: str) -> str | None:
         ("HTTPS://Example.COM/", "HTTPS://Example.COM"),
     ],
 )
-def test_plain_addresses_are_taken(url: str, read: str) -> None:
+def test_plain_public_urls_are_accepted(url: str, read: str) -> None:
     assert public_url(url) == read
 
 

@@ -55,7 +55,7 @@ CHECKS = {
 }
 
 
-async def test_a_caller_that_is_not_known_gets_reasons_without_addresses(
+async def test_an_unknown_caller_gets_reasons_without_addresses(
     settings: Callable[..., Settings],
 ) -> None:
     made = settings(PEER_TOKENS=TOKENS)
@@ -99,7 +99,7 @@ async def test_a_caller_with_a_token_or_on_this_machine_gets_everything(
 
 
 @pytest.mark.parametrize("plugin", [True, False])
-async def test_where_hermes_is_looked_for_is_told_to_nobody_unknown(
+async def test_unknown_callers_do_not_learn_where_hermes_is(
     settings: Callable[..., Settings], plugin: bool
 ) -> None:
     port = free_port()
@@ -145,7 +145,7 @@ def connection(client: str, **headers: str) -> HTTPConnection:
 
 
 @pytest.mark.parametrize("failure", [*FAILURES.values(), StorageFailure])
-def test_the_kinds_of_failures_stay_in_words(failure: type[TurnFailure]) -> None:
+def test_reasons_stay_readable_without_addresses(failure: type[TurnFailure]) -> None:
     assert without_addresses(failure.default_message) == failure.default_message
 
 
@@ -156,7 +156,9 @@ ADDRESSES = st.sampled_from([*NUMBERS, *NAMES, *PATHS])
 
 
 @given(st.lists(st.sampled_from(["Hermes", "does", "not", "answer", "at"])), ADDRESSES, st.text())
-def test_whatever_looks_like_an_address_is_left_out(words: list[str], host: str, end: str) -> None:
+def test_everything_that_looks_like_an_address_is_removed(
+    words: list[str], host: str, end: str
+) -> None:
     told = without_addresses(" ".join([*words, host, end]))
     assert told.split()[: len(words)] == words
     assert told.split()[len(words)] == "…"

@@ -43,7 +43,7 @@ async def test_a_trailer_does_not_become_a_header_of_the_next_request(bridge: St
     assert transport.turns == []
 
 
-async def test_the_first_trailer_closes_the_connection_of_a_known_peer_too(
+async def test_a_trailer_closes_the_connection_of_a_known_peer_too(
     bridge: StartBridge,
 ) -> None:
     transport = ScriptedTransport(Completed("x"))
@@ -76,9 +76,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-async def test_a_request_without_end_is_cut_off_and_takes_no_memory(
-    tmp_path: Path, loop: str
-) -> None:
+async def test_an_endless_request_is_cut_off_and_takes_no_memory(tmp_path: Path, loop: str) -> None:
     async with bridge_process(tmp_path, loop=loop, PEER_TOKENS=TOKENS, STORE="memory") as process:
         memory = psutil.Process(process.pid).memory_info
         assert await status_of(process.url, get("/livez")) == 200

@@ -61,7 +61,7 @@ async def test_a_bad_message_over_rest_gets_an_error_with_a_body(
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_subscribing_to_an_unknown_task_is_told_so(
+async def test_subscribing_to_an_unknown_task_is_not_found(
     bridge: StartBridge, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with bridge(ScriptedTransport()) as b, httpx.AsyncClient(base_url=b.url) as http:

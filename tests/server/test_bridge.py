@@ -268,7 +268,9 @@ async def test_a_wrong_content_type_gets_the_protocols_error(bridge: StartBridge
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"null", b'"x"', b'{"jsonrpc":"2.0"}', b"\xff\xfe", b"[" * 100_000]
 )
-async def test_junk_gets_an_error_and_no_stack_trace(bridge: StartBridge, body: bytes) -> None:
+async def test_an_invalid_body_gets_an_error_without_a_stack_trace(
+    bridge: StartBridge, body: bytes
+) -> None:
     async with bridge(ScriptedTransport()) as b, httpx.AsyncClient() as http:
         headers = {"Content-Type": "application/json"}
         for path in ("/", "/message:send"):
@@ -286,7 +288,7 @@ async def until_ready(http: httpx.AsyncClient, status: int) -> None:
     await until(answers)
 
 
-async def test_probes_tell_which_part_is_not_ready(bridge: StartBridge) -> None:
+async def test_probes_name_the_part_that_is_not_ready(bridge: StartBridge) -> None:
     transport = ScriptedTransport()
     transport.failure = Unreachable("Hermes does not answer at x")
     async with bridge(transport) as b, httpx.AsyncClient(base_url=b.url) as http:
@@ -306,7 +308,7 @@ async def test_probes_tell_which_part_is_not_ready(bridge: StartBridge) -> None:
         assert "shutting down" in (await http.get("/readyz")).text
 
 
-async def test_every_call_needs_a_token_but_card_and_probes(bridge: StartBridge) -> None:
+async def test_every_call_except_card_and_probes_needs_a_token(bridge: StartBridge) -> None:
     async with bridge(ScriptedTransport(Completed("x")), PEER_TOKENS=TOKENS) as b:
         async with httpx.AsyncClient(base_url=b.url) as http:
             card = (await http.get(CARD)).json()
@@ -371,7 +373,7 @@ async def test_beyond_loopback_without_tokens_it_refuses_to_start(bridge: StartB
         assert b.url
 
 
-async def test_a_taken_port_is_told_by_name(bridge: StartBridge) -> None:
+async def test_a_port_conflict_names_the_port_and_its_setting(bridge: StartBridge) -> None:
     async with bridge(ScriptedTransport()) as b:
         port = b.local_url.rsplit(":", 1)[1]
         with pytest.raises(StartError, match=rf"port {port} .*MOLECULE_HERMES_PORT"):
@@ -379,7 +381,7 @@ async def test_a_taken_port_is_told_by_name(bridge: StartBridge) -> None:
                 pass
 
 
-async def test_updates_arrive_apart_and_not_all_at_the_end(bridge: StartBridge) -> None:
+async def test_updates_arrive_while_the_turn_runs(bridge: StartBridge) -> None:
     transport = ScriptedTransport(
         TextDelta("a"), 0.2, TextDelta("b"), 0.2, TextDelta("c"), Completed("abc")
     )
@@ -401,7 +403,9 @@ async def test_many_small_pieces_become_few_updates(bridge: StartBridge) -> None
     assert turn.updates < 100
 
 
-async def test_answers_are_not_crossed_under_load(bridge: StartBridge, hermes: FakeHermes) -> None:
+async def test_replies_reach_the_right_peer_under_load(
+    bridge: StartBridge, hermes: FakeHermes
+) -> None:
     async def echo(h: FakeHermes, request: Any, body: dict[str, Any]) -> Any:
         await asyncio.sleep(0.01)
         said = body["messages"][-1]["content"]
@@ -414,7 +418,7 @@ async def test_answers_are_not_crossed_under_load(bridge: StartBridge, hermes: F
     assert hermes.most_running <= 8
 
 
-async def test_a_request_that_breaks_off_is_not_run(bridge: StartBridge) -> None:
+async def test_an_incomplete_request_does_not_start_a_turn(bridge: StartBridge) -> None:
     transport = ScriptedTransport(Completed("never"))
     body = json.dumps(rpc("SendMessage", text_message())).encode()
     async with bridge(transport) as b, httpx.AsyncClient(base_url=b.url) as http:
@@ -480,7 +484,7 @@ async def test_whatever_hermes_says_the_task_ends_as_it_should(
 
 @pytest.mark.parametrize("version", ["1.0", "0.3"])
 @pytest.mark.parametrize("binding", ["JSONRPC", "HTTP+JSON"])
-async def test_line_ends_of_every_kind_reach_the_peer(
+async def test_line_separators_of_every_kind_reach_the_peer(
     bridge: StartBridge, hermes: FakeHermes, binding: str, version: str
 ) -> None:
     text = "a\x85b\u2028c\u2029d\x0b\x0c\x1c\r\ne"
@@ -489,7 +493,7 @@ async def test_line_ends_of_every_kind_reach_the_peer(
         assert (await ask(client, text)).text == text
 
 
-async def test_headers_without_end_are_refused(bridge: StartBridge) -> None:
+async def test_endless_headers_are_refused(bridge: StartBridge) -> None:
     async with bridge(ScriptedTransport()) as b, httpx.AsyncClient() as http:
         url = httpx.URL(b.url)
         reader, writer = await asyncio.open_connection(url.host, url.port)

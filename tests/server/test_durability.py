@@ -87,7 +87,7 @@ def failure(task: Task) -> dict[str, Any]:
     return turn.failure
 
 
-async def test_after_kill_9_nothing_that_was_told_is_lost_and_nothing_hangs(
+async def test_after_kill_9_no_reported_state_is_lost_and_nothing_hangs(
     tmp_path: Path, store: str
 ) -> None:
     settings = {"STORE": store, "MAX_RUNNING": 3, "CHECKPOINT": 0.1}
@@ -204,7 +204,7 @@ async def until_ready(bridge: Bridge, ready: bool = True) -> str:
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_with_a_failing_disk_turns_fail_by_name_and_it_gets_well(
+async def test_with_a_failing_disk_turns_fail_with_the_reason_and_the_bridge_recovers(
     bridge: StartBridge, monkeypatch: pytest.MonkeyPatch, streaming: bool
 ) -> None:
     transport = ScriptedTransport(Completed("fine"))
@@ -249,7 +249,7 @@ async def test_a_turn_that_runs_when_the_disk_fails_ends_and_hermes_is_stopped(
         assert failure(await get(client, turn)) == turn.failure
 
 
-async def test_a_turn_whose_state_cannot_be_stored_is_given_up(
+async def test_a_turn_whose_state_cannot_be_stored_is_stopped(
     bridge: StartBridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never = asyncio.Event()
@@ -288,7 +288,7 @@ async def test_a_cancel_that_cannot_be_stored_does_not_hang(
         assert "could not be stored" in failure(task)["message"]
 
 
-async def test_with_a_full_disk_the_reason_is_told(
+async def test_with_a_full_disk_the_failure_names_the_reason(
     bridge: StartBridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transport = ScriptedTransport(Completed("x" * 30_000))
@@ -334,7 +334,7 @@ async def test_with_a_deleted_file_it_says_so_rather_than_losing_tasks(
         assert "deleted" in await until_ready(b, ready=False)
 
 
-async def test_what_cannot_be_read_is_told_without_a_stack_trace(
+async def test_an_unreadable_store_is_reported_without_a_stack_trace(
     bridge: StartBridge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     transport = ScriptedTransport(Completed("x"))

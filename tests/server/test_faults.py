@@ -114,7 +114,7 @@ async def stormy_chat() -> AsyncIterator[tuple[ChatTransport, Callable[[], list[
 
 
 @pytest.mark.parametrize("stormy", [stormy_plugin, stormy_chat])
-async def test_a_storm_of_refusals_delays_turns_but_loses_and_doubles_none(
+async def test_a_storm_of_refusals_delays_turns_but_loses_and_repeats_none(
     bridge: StartBridge, stormy: Any
 ) -> None:
     texts = [f"c{i % 8} m{i}" for i in range(40)]
@@ -201,7 +201,9 @@ async def test_a_peer_that_never_reads_slows_no_turn_not_even_its_own(
     assert "Traceback" not in caplog.text
 
 
-async def test_a_peer_that_falls_too_far_behind_is_let_go_and_counted(bridge: StartBridge) -> None:
+async def test_a_subscriber_that_falls_too_far_behind_is_dropped_and_counted(
+    bridge: StartBridge,
+) -> None:
     transport = Flood()
     async with bridge(transport, MAX_EVENTS=4) as b, peer(b.url) as client:
         with deaf_peer(b.url, "flood"):
@@ -212,7 +214,7 @@ async def test_a_peer_that_falls_too_far_behind_is_let_go_and_counted(bridge: St
     assert figures["molecule_hermes_dropped_subscribers_total"] == 1
 
 
-async def test_a_long_reply_in_a_burst_reaches_who_reads_whole_and_holds_up_nobody(
+async def test_a_long_reply_in_a_burst_reaches_its_reader_and_delays_no_other_peer(
     bridge: StartBridge,
 ) -> None:
     pieces = [ToolProgress("t", "start", str(i)) for i in range(300)]
@@ -239,7 +241,7 @@ class SlowToCancel(ScriptedTransport):
         await super().cancel(turn)
 
 
-async def test_who_leaves_while_the_task_is_canceled_leaves_nothing_behind(
+async def test_a_client_that_disconnects_during_a_cancel_leaves_nothing_behind(
     bridge: StartBridge,
 ) -> None:
     transport = SlowToCancel(60.0, Completed("late"))
@@ -272,7 +274,7 @@ async def test_an_answer_while_the_task_is_canceled_leaves_nothing_behind(
         await _until_figure(b.url, "molecule_hermes_active_tasks", 0)
 
 
-async def test_a_peer_with_many_long_turns_leaves_a_place_to_another(bridge: StartBridge) -> None:
+async def test_a_peer_with_many_long_turns_leaves_a_slot_for_another(bridge: StartBridge) -> None:
     transport = Flood()
     transport.gate = asyncio.Event()
     async with (
@@ -289,7 +291,7 @@ async def test_a_peer_with_many_long_turns_leaves_a_place_to_another(bridge: Sta
     assert [turn.result().text for turn in asked] == [f"wait {i}" for i in range(5)]
 
 
-async def test_files_of_turns_that_wait_are_bounded_in_sum(bridge: StartBridge) -> None:
+async def test_the_files_of_waiting_turns_are_limited_in_total(bridge: StartBridge) -> None:
     transport = Flood()
     transport.gate = asyncio.Event()
     async with (
@@ -314,7 +316,7 @@ async def _until_figure(url: str, name: str, wanted: float) -> None:
     await until(reached)
 
 
-async def test_peers_that_vanish_in_masses_leave_nothing_behind(
+async def test_many_clients_that_disconnect_at_once_leave_nothing_behind(
     bridge: StartBridge, caplog: pytest.LogCaptureFixture
 ) -> None:
     transport = Flood()
@@ -390,7 +392,7 @@ async def test_a_peer_that_floods_is_refused_at_once_and_another_is_served(
 # Stopping.
 
 
-async def test_a_bridge_whose_disk_fails_stops_all_the_same(
+async def test_a_bridge_whose_disk_fails_can_still_be_stopped(
     bridge: StartBridge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(SqliteTaskStore.__init__.__kwdefaults__, "patience", 0.3)
@@ -412,7 +414,7 @@ async def test_a_bridge_whose_disk_fails_stops_all_the_same(
     assert state(after) == "FAILED"
 
 
-async def test_a_second_signal_cuts_the_waiting_short(tmp_path: Path, hermes: FakeHermes) -> None:
+async def test_a_second_signal_cuts_the_drain_short(tmp_path: Path, hermes: FakeHermes) -> None:
     hermes.gate.clear()
     port = free_port()
     environ = dict(os.environ) | {

@@ -22,7 +22,7 @@ async def stuck() -> None:
     await asyncio.Event().wait()
 
 
-async def test_all_parts_ready_is_ready() -> None:
+async def test_a_bridge_is_ready_when_all_parts_are() -> None:
     report = await Health({"a": fine, "b": fine}).ready()
     assert report.as_dict() == {"ready": True, "parts": {"a": {"ok": True}, "b": {"ok": True}}}
 
@@ -64,7 +64,7 @@ async def test_a_flood_of_probes_is_one_check_even_when_it_takes_long() -> None:
     assert not any(report.ready for report in reports)
 
 
-async def test_started_stays_and_draining_wins() -> None:
+async def test_a_started_bridge_stays_started_and_a_draining_one_is_not_ready() -> None:
     health = Health({"a": fine})
     assert not health.started
     await health.ready()
