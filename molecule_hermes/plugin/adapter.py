@@ -39,10 +39,11 @@ from molecule_hermes.plugin.files import (
 from molecule_hermes.plugin.hardening import forbid_inspection
 from molecule_hermes.plugin.hermes_api import current_message_id
 from molecule_hermes.plugin.hooks import Effect, Hooks
-from molecule_hermes.plugin.ledger import Ledger, Question, Turn
+from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Outbox
 from molecule_hermes.plugin.settings import PLATFORM, SECRETS, PluginSettings
 from molecule_hermes.plugin.shown_types import shown_type
+from molecule_hermes.plugin.turn import Question, Turn
 from molecule_hermes.plugin.work_folders import WorkFolders
 from molecule_hermes.text import redact, safe_name
 from molecule_hermes.wire import File

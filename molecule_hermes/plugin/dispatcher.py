@@ -17,8 +17,10 @@ from molecule_hermes.keyed_tasks import KeyedTasks
 from molecule_hermes.plugin.callbacks import require_same_bridge
 from molecule_hermes.plugin.files import remove
 from molecule_hermes.plugin.hermes_api import State
-from molecule_hermes.plugin.ledger import Ledger, Question, Turn
+from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Outbox
+from molecule_hermes.plugin.turn import Question, Turn
+from molecule_hermes.plugin.verdict import final_of
 from molecule_hermes.text import redact
 from molecule_hermes.wire import (
     Answer,
@@ -199,14 +201,13 @@ class Dispatcher:
         self.emit(turn, turn.callback(gone, "Hermes no longer waits for an answer"))
 
     def finish(self, turn: Turn, failure: TurnFailure | None = None) -> None:
-        """Ends the turn; whoever comes second does nothing."""
+        """Ends the turn and posts its final; does nothing if it has ended."""
         if failure is not None and turn.failure is None:
             turn.failure = failure
-        final = self._ledger.finish(turn)
-        if final is None:
-            return
-        self._post(turn, final)
-        remove(turn.files)
+        final = final_of(turn)
+        if self._ledger.finish(turn):
+            self._post(turn, final)
+            remove(turn.files)
 
     async def close(self) -> None:
         """Gives every message that is left its final."""

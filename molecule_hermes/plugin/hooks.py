@@ -15,8 +15,9 @@ from typing import Any, Protocol, TypeAlias
 
 from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.hermes_api import current_message_id
-from molecule_hermes.plugin.ledger import Turn
 from molecule_hermes.plugin.settings import PLATFORM
+from molecule_hermes.plugin.turn import Turn
+from molecule_hermes.plugin.verdict import provider_failure
 from molecule_hermes.text import redact
 from molecule_hermes.wire import Tool, Usage
 
@@ -86,7 +87,8 @@ def _model_failed(given: Mapping[str, Any]) -> Effect:
     text = str(error.get("message") or "") if isinstance(error, Mapping) else ""
     status = given.get("status_code")
     code = status if isinstance(status, int) else None
-    return lambda dispatcher, turn: turn.model_failed(text or str(given.get("reason") or ""), code)
+    failure = provider_failure(text or str(given.get("reason") or ""), code)
+    return lambda dispatcher, turn: turn.model_failed(failure)
 
 
 def _session_ended(given: Mapping[str, Any]) -> Effect | None:

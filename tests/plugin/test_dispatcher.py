@@ -8,8 +8,9 @@ from typing import Literal
 import pytest
 
 from molecule_hermes.plugin.dispatcher import Dispatcher, NotAChoiceError, UnknownNameError
-from molecule_hermes.plugin.ledger import Ledger, Question, Turn
+from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Outbox
+from molecule_hermes.plugin.turn import Question, Turn
 from molecule_hermes.wire import Answer, Approval, Callback, File, Final, Inbound, Notice, Push
 from tests.support.waiting import until
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from molecule_hermes import plugin
 from molecule_hermes.plugin import PluginSettings, files, hermes_settings, prompts, settings
 from molecule_hermes.plugin.hooks import Effect, Hooks
-from molecule_hermes.plugin.ledger import Turn
+from molecule_hermes.plugin.turn import Turn
 from molecule_hermes.wire import Attachment, Callback, Inbound, Tool, Usage
 
 

@@ -1,0 +1,114 @@
+"""One message of a peer inside Hermes, and what was observed of its turn. No I/O."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from molecule_hermes.errors import TurnFailure
+from molecule_hermes.wire import Body, Callback, Delta, Inbound, Usage
+
+__all__ = ["Question", "Turn"]
+
+
+@dataclass(slots=True)
+class Question:
+    """A question of Hermes that waits for the peer's answer."""
+
+    question_id: str
+    session_key: str
+    choices: tuple[str, ...]
+    approval: bool
+    answer: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A message from its arrival to its final."""
+
+    inbound: Inbound
+    session_key: str = ""
+    began: float = 0.0
+    """When Hermes got the message, in seconds since 1970."""
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    """The `seq` of its callbacks."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    files: list[Path] = field(default_factory=list)
+    """Attachments that were saved for the agent and are removed at the end."""
+    has_files: bool = False
+    """Whether the answer comes with files, so that it may have no text."""
+    refused: list[str] = field(default_factory=list)
+    """Why files of the answer did not reach the peer."""
+    questions: dict[str, Question] = field(default_factory=dict)
+    started: bool = False
+    canceled: bool = False
+    interrupted: bool = False
+    agent_ran: bool = False
+    answer: str | None = None
+    """What the agent ended with (hook post_llm_call)."""
+    reply: str | None = None
+    """What Hermes sent as the reply, which may be an apology of its own."""
+    failure: TurnFailure | None = None
+    usage: Usage | None = None
+    _draft: object = None
+    _streamed: str = ""
+
+    @property
+    def message_id(self) -> str:
+        return self.inbound.message_id
+
+    @property
+    def chat_id(self) -> str:
+        return self.inbound.chat_id
+
+    def callback(self, body: Body, content: str = "") -> Callback:
+        return Callback(self.chat_id, self.message_id, _encodable(content), body)
+
+    def draft(self, draft_id: object, text: str) -> Callback | None:
+        """What a cumulative draft adds. The text of a new segment replaces the old one."""
+        # After a tool Hermes begins the next segment with a blank line.
+        text = text.lstrip("\n")
+        first = not self._streamed
+        grows = draft_id == self._draft and text.startswith(self._streamed)
+        added = text[len(self._streamed) :] if grows else text
+        self._draft, self._streamed = draft_id, text
+        return self.callback(Delta(replace=not (grows or first)), added) if added else None
+
+    def segment(self, text: str) -> Callback | None:
+        """The end of a streamed segment; the next draft begins a new one."""
+        callback = self.draft(self._draft, text)
+        self._draft = object()
+        return callback
+
+    def answered(self, text: str) -> None:
+        """The agent ended with this text."""
+        self.answer, self.failure = text, None
+
+    def model_failed(self, failure: TurnFailure) -> None:
+        """A call of the model failed. The turn fails unless a later call succeeds."""
+        self.failure = failure
+
+    def model_called(self, usage: Usage | None) -> None:
+        """A call of the model succeeded."""
+        self.agent_ran, self.failure = True, None
+        if usage is not None:
+            self.usage = (self.usage or Usage()) + usage
+
+    def forget(self) -> None:
+        """Keeps only what a push needs: the names, the address and the counter."""
+        self.inbound = replace(self.inbound, content="", attachments=())
+        self.answer = self.reply = None
+        self._streamed = ""
+        self.questions.clear()
+
+
+def _encodable(text: str) -> str:
+    """The text with surrogate pairs joined, as a model may stream them; a lone one becomes �."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
