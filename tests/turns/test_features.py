@@ -27,11 +27,11 @@ def test_each_transport_has_the_features_of_its_column() -> None:
     assert Feature.APPROVALS not in ChatTransport.features
 
 
-@pytest.mark.parametrize(("way", "files"), [("plugin", True), ("chat", False)])
-def test_the_card_advertises_no_more_than_the_way_can_do(
-    settings: Callable[..., Settings], way: TransportName, files: bool
+@pytest.mark.parametrize(("transport", "files"), [("plugin", True), ("chat", False)])
+def test_the_card_advertises_only_what_the_transport_supports(
+    settings: Callable[..., Settings], transport: TransportName, files: bool
 ) -> None:
-    card = build_card(settings(), "http://127.0.0.1", features_of(way))
+    card = build_card(settings(), "http://127.0.0.1", features_of(transport))
     assert "image/png" in card.default_input_modes
     assert ("application/octet-stream" in card.default_input_modes) is files
     assert ("application/octet-stream" in card.default_output_modes) is files

@@ -60,13 +60,8 @@ class Reply:
     async def next(self) -> TurnEvent:
         return await self._events.get()
 
-    def say(self, notice: Notice) -> None:
-        """Adds a notice of the bridge's own."""
-        if not self.ended:
-            self._put(notice)
-
-    def end(self, event: TurnEvent) -> None:
-        """Ends the reply from this side; later callbacks are stale."""
+    def add(self, event: TurnEvent) -> None:
+        """Adds an event of the bridge's own. After a last one, callbacks are stale."""
         if not self.ended:
             self._put(event)
 
@@ -113,7 +108,7 @@ class Replies:
     def end_all(self, failure: TurnFailure | None = None) -> None:
         """Ends every pending reply with a failure, at shutdown or when Hermes is gone."""
         for reply in list(self._pending.values()):
-            reply.end(Failed(failure or Draining()))
+            reply.add(Failed(failure or Draining()))
 
     def _forget(self, reply: Reply) -> None:
         if self._pending.get(reply.message_id) is reply:

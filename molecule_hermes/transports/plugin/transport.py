@@ -177,7 +177,7 @@ class PluginTransport:
             return
         # If the plugin cancels the turn, its final callback ends it: then the tools have stopped.
         if turn.message_id not in self._accepted or not await self._post_cancel(turn):
-            reply.end(Canceled())
+            reply.add(Canceled())
 
     async def answer(self, turn: Turn, question_id: str, answer: str) -> None:
         message = Answer(turn.message_id, question_id, answer, self._name)
@@ -198,10 +198,10 @@ class PluginTransport:
         try:
             await self._deliver(turn, reply)
         except TurnFailure as failure:
-            reply.end(Failed(failure))
+            reply.add(Failed(failure))
         except Exception:
             logger.exception("message %s could not be sent", turn.message_id)
-            reply.end(Failed(InternalFailure()))
+            reply.add(Failed(InternalFailure()))
 
     async def _deliver(self, turn: Turn, reply: Reply) -> None:
         """Returns when the plugin has accepted the message.
@@ -219,7 +219,7 @@ class PluginTransport:
             except aiohttp.ClientConnectorError as error:
                 if sends or not self._patient:
                     raise self._lost(sends) from error
-                reply.say(Notice(f"Hermes is not running; trying again in {delay:g} s"))
+                reply.add(Notice(f"Hermes is not running; trying again in {delay:g} s"))
             except (aiohttp.ClientError, TimeoutError) as error:
                 sends += 1
                 if sends == _SENDS:
@@ -230,7 +230,7 @@ class PluginTransport:
                     return
                 if status not in (429, 503):
                     raise self._refusal(status, body)
-                reply.say(Notice(f"Hermes is busy or starting; trying again in {delay:g} s"))
+                reply.add(Notice(f"Hermes is busy or starting; trying again in {delay:g} s"))
             await asyncio.sleep(delay)
 
     def _inbound(self, turn: Turn) -> Inbound:
@@ -294,7 +294,7 @@ class PluginTransport:
         for message_id, accepted_by in list(self._accepted.items()):
             reply = self._replies.get(message_id)
             if reply is not None and accepted_by != instance:
-                reply.end(Failed(Interrupted("Hermes died during the turn")))
+                reply.add(Failed(Interrupted("Hermes died during the turn")))
 
     async def _health(self, timeout: float) -> dict[str, Any]:
         limit = aiohttp.ClientTimeout(total=timeout)
