@@ -1,4 +1,4 @@
-"""`molecule-hermes doctor`: what is wrong, and what to do."""
+"""`molecule-hermes doctor`: finds problems and says how to solve them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from molecule_hermes.cli.progress import progress
 from molecule_hermes.client.connection import connect, fetch_card, message
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import AuthFailure, BridgeError, StartError, TurnFailure, Unreachable
@@ -25,6 +26,8 @@ from molecule_hermes.transports.plugin.transport import CallbackRefused, PluginT
 __all__ = ["Finding", "examine", "plugin_finding"]
 
 _HERMES = "0.19.0"
+_TIMEOUT = 90.0
+_LOG = "see the output of the bridge (`up` or `serve`)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,13 @@ class Finding:
 
 
 Check = Callable[[], Awaitable[str]]
+Say = Callable[[str], None]
 
 
-async def examine(settings: Settings, url: str, token: str) -> AsyncGenerator[Finding, None]:
-    """Runs the checks in order, each within a time; later ones run even if earlier ones fail."""
+async def examine(
+    settings: Settings, url: str, token: str, say: Say
+) -> AsyncGenerator[Finding, None]:
+    """Runs all checks in order, even if some fail. `say` reports checks that take long."""
     checks: dict[str, Check] = {
         "python": _python,
         "packages": _packages,
@@ -57,26 +63,28 @@ async def examine(settings: Settings, url: str, token: str) -> AsyncGenerator[Fi
         "turn": lambda: _turn(url, token),
     }
     for what, check in checks.items():
-        yield await _finding(what, check)
+        yield await _finding(what, check, say)
 
 
-async def plugin_finding(settings: Settings, url: str = "") -> Finding:
-    """`url`, if there is one, is that of a bridge that may know a secret which we do not."""
-    return await _finding("plugin", lambda: _plugin(settings, url))
+async def plugin_finding(settings: Settings, url: str, say: Say) -> Finding:
+    """Only the check of the plugin. The bridge at `url` may know a secret that we do not."""
+    return await _finding("plugin", lambda: _plugin(settings, url), say)
 
 
-async def _finding(what: str, check: Check) -> Finding:
+async def _finding(what: str, check: Check, say: Say) -> Finding:
     try:
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(_TIMEOUT), progress(say, f"…     {what:<10} checking"):
             return Finding(what, True, await check())
     except (StartError, TurnFailure) as error:
-        return Finding(what, False, error.message, error.hint)
-    except (BridgeError, httpx.HTTPError, OSError, TimeoutError) as error:
-        return Finding(what, False, str(error) or type(error).__name__, "see the bridge's log")
+        return Finding(what, False, error.message, error.hint or _LOG)
+    except TimeoutError:
+        return Finding(what, False, f"no result within {_TIMEOUT:g} s", _LOG)
+    except (BridgeError, httpx.HTTPError, OSError) as error:
+        return Finding(what, False, str(error) or type(error).__name__, _LOG)
 
 
 async def _python() -> str:
-    """An older one could not have parsed this file; the version still helps a report."""
+    """Never fails: an older Python cannot parse this file. The version helps in a report."""
     return f"{'.'.join(map(str, sys.version_info[:3]))} at {sys.prefix}"
 
 
@@ -86,19 +94,22 @@ async def _packages() -> str:
         try:
             found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            raise StartError(f"{name} is not installed", f"pip install {name}") from None
+            raise StartError(f"{name} is not installed", "run `scripts/bootstrap`") from None
     if f"hermes-agent {_HERMES}" not in found:
-        raise StartError(", ".join(found), f"pip install hermes-agent=={_HERMES}")
+        raise StartError(
+            f"hermes-agent must be {_HERMES}: {', '.join(found)}",
+            f"run `pip install hermes-agent=={_HERMES}`",
+        )
     return ", ".join(found)
 
 
 async def _folder(settings: Settings) -> str:
     home = HermesHome(settings.home)
     if not home.path.exists():
-        return f"{home.path} (made at the first `up`)"
+        return f"{home.path} (`up` will create it)"
     home.read_config()
     pid = home.running_gateway()
-    return f"{home.path}" + (f", a gateway runs on it (pid {pid})" if pid else "")
+    return f"{home.path}" + (f", in use by a gateway (pid {pid})" if pid else "")
 
 
 async def _ports(settings: Settings, url: str) -> str:
@@ -126,16 +137,14 @@ async def _hermes(settings: Settings) -> str:
             answer = (await http.get(f"{root}/health")).json()
     except httpx.HTTPError as error:
         raise StartError(
-            f"nobody answers at {root}/health",
+            f"nothing answers at {root}/health",
             "run `molecule-hermes up`, or start Hermes (hermes gateway run) with "
             "API_SERVER_ENABLED=true and an API_SERVER_KEY of 16 characters or more in its .env",
         ) from error
     except ValueError as error:
-        raise StartError(
-            f"what answers at {root} is not Hermes", "check HERMES_API_BASE"
-        ) from error
+        raise StartError(f"the server at {root} is not Hermes", "check HERMES_API_BASE") from error
     if not isinstance(answer, dict) or answer.get("platform") != "hermes-agent":
-        raise StartError(f"what answers at {root} is not Hermes", "check HERMES_API_BASE")
+        raise StartError(f"the server at {root} is not Hermes", "check HERMES_API_BASE")
     return f"hermes-agent {answer.get('version')} at {root}"
 
 
@@ -143,14 +152,14 @@ async def _key(settings: Settings, url: str) -> str:
     key = known_credentials(settings).api_key
     if not key:
         await _bridge_knows("API_SERVER_KEY", url)
-        return f"known to the bridge alone, which is ready at {url}"
+        return f"only the bridge knows it, and the bridge is ready at {url}"
     async with ChatTransport(settings.hermes_api_base, key) as transport:
         await transport.check()
-    return "Hermes takes API_SERVER_KEY" + ("" if settings.api_server_key else " (from its .env)")
+    return "Hermes accepts API_SERVER_KEY" + ("" if settings.api_server_key else " (from its .env)")
 
 
 async def _plugin(settings: Settings, url: str) -> str:
-    """Bound, as its own health says; else exactly why not."""
+    """Whether the plugin itself says that it is bound; otherwise raises the cause."""
     if settings.platform_enabled is False:
         return "not used (MOLECULE_A2A_PLATFORM_ENABLED=false)"
     credentials = known_credentials(settings)
@@ -161,7 +170,7 @@ async def _plugin(settings: Settings, url: str) -> str:
         except Unreachable:
             raise await diagnose_running(settings, credentials) from None
         except CallbackRefused:
-            pass  # it took the secret, and need not call this command back
+            pass  # it accepted the secret, and does not need to call this command back
         except AuthFailure:
             if credentials.secret or not url:
                 raise
@@ -171,27 +180,28 @@ async def _plugin(settings: Settings, url: str) -> str:
 
 
 async def _bridge_knows(variable: str, url: str) -> None:
-    """Raises `StartError` unless a bridge is ready there: then Hermes takes what it knows."""
+    """Raises `StartError` unless a bridge is ready there: then Hermes accepts its credentials."""
     try:
         await _bridge(url, "")
     except StartError as error:
         raise StartError(
-            f"{variable} is not known here, and {url} cannot tell: {error.message}",
-            f"set {variable} to that of this Hermes, or run `molecule-hermes up`, which makes one",
+            f"{variable} is not set, and the bridge at {url} cannot help: {error.message}",
+            f"set {variable} to the value of this Hermes, or run `molecule-hermes up`, which "
+            "generates one",
         ) from error
 
 
 async def _bridge(url: str, token: str) -> str:
-    # With a token, /readyz tells addresses and paths to other machines, too.
+    # With a token, /readyz shows addresses and paths to other machines, too.
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         async with httpx.AsyncClient(headers=headers, timeout=10.0, trust_env=False) as http:
             response = await http.get(f"{url}/readyz")
             report = response.json()
     except httpx.HTTPError as error:
-        raise StartError(f"nobody answers at {url}", "run `molecule-hermes up`") from error
+        raise StartError(f"nothing answers at {url}", "run `molecule-hermes up`") from error
     except ValueError as error:
-        raise StartError(f"what answers at {url} is not the bridge", "check --url") from error
+        raise StartError(f"the server at {url} is not the bridge", "check --url") from error
     parts = report.get("parts", {}) if isinstance(report, dict) else {}
     bad = {n: p for n, p in parts.items() if not p.get("ok")}
     if response.status_code != 200:
@@ -224,8 +234,9 @@ async def _turn(url: str, token: str) -> str:
                     text = get_stream_response_text(event) or text
     except (A2AError, httpx.HTTPError) as error:
         raise StartError(
-            " ".join(str(error).split()), "pass a peer's token with --token" if not token else ""
+            " ".join(str(error).split()),
+            "check the token" if token else "pass a peer's token with --token",
         ) from error
     if last != TaskState.TASK_STATE_COMPLETED:
-        raise StartError(f"the turn ended as {TaskState.Name(last)}: {text}", "see the message")
+        raise StartError(f"the turn ended as {TaskState.Name(last)}: {text}", _LOG)
     return "a message was answered"

@@ -34,10 +34,13 @@ T = TypeVar("T")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: done; 1: it failed; 2: it was asked wrongly; 130: Ctrl-C. An error is one line."""
+    """Runs a command. An error is one line on standard error.
+
+    Returns 0 for success, 1 for a failure, 2 for wrong arguments or settings, 130 for Ctrl-C.
+    """
     options = _parser().parse_args(arguments)
-    # With OpenTelemetry's packages installed the SDK traces every call, for a third of the
-    # throughput, whether or not anybody collects it.
+    # If OpenTelemetry is installed, the SDK traces every call even without a collector, which
+    # costs a third of the throughput.
     os.environ.setdefault("OTEL_INSTRUMENTATION_A2A_SDK_ENABLED", "false")
     try:
         return int(options.run(options))
@@ -51,7 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 1
     except OSError as error:
-        return _fail(StartError(f"{error.strerror or error}: {error.filename or ''}"), 1)
+        return _fail(_os_error(error), 1)
+
+
+def _os_error(error: OSError) -> StartError:
+    if not error.filename:
+        return StartError(error.strerror or str(error))
+    return StartError(f"{error.filename}: {error.strerror}", "check the path and its permissions")
 
 
 def _fail(error: BridgeError, code: int) -> int:
@@ -63,13 +72,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="molecule-hermes",
         description="A bridge between A2A peers and the Hermes agent.",
-        epilog="Settings come from the environment; the README has the table.",
+        epilog="Settings come from environment variables; the README lists them.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, run, text in (
         ("up", _up, "run Hermes and the bridge together"),
-        ("serve", _serve, "run the bridge alone, against a Hermes that already runs"),
+        ("serve", _serve, "run the bridge alone, for a Hermes that is already running"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("--host", help="address to listen on (MOLECULE_HERMES_HOST)")
@@ -78,17 +87,17 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--transport",
             choices=("plugin", "chat") if name == "serve" else ("plugin", "chat", "auto"),
-            help="the way to Hermes (MOLECULE_A2A_PLATFORM_ENABLED)",
+            help="how to reach Hermes (MOLECULE_A2A_PLATFORM_ENABLED)",
         )
         command.set_defaults(run=run)
         if name == "up":
             command.add_argument(
-                "--keep-config", action="store_true", help="use Hermes's folder as it is"
+                "--keep-config", action="store_true", help="do not change Hermes's folder"
             )
     _plugin_command(commands)
     _send_command(commands)
     _client_command(commands, "card", _card, "print an agent's card as JSON")
-    _client_command(commands, "doctor", _doctor, "say what is wrong, and what to do")
+    _client_command(commands, "doctor", _doctor, "find problems and say how to solve them")
     return parser
 
 
@@ -108,22 +117,28 @@ def _client_command(
 def _send_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     send = _client_command(commands, "send", _send, "send a message and stream the reply")
     send.epilog = (
-        "The reply goes to standard output, all else to standard error. Questions are asked at the "
-        "terminal (Ctrl-D leaves one open). Ctrl-C cancels the task, a second Ctrl-C leaves it. "
-        "Exit codes: 0 completed; 1 failed, canceled, or a question is open; 2 asked wrongly; "
-        "130 Ctrl-C."
+        "The reply goes to standard output, everything else to standard error. Questions are asked "
+        "at the terminal (Ctrl-D leaves a question open). Ctrl-C cancels the task; a second Ctrl-C "
+        "leaves it running. Exit codes: 0 completed; 1 failed, canceled, or a question is open; "
+        "2 wrong arguments; 130 Ctrl-C."
     )
     add = send.add_argument
     add("text", nargs="?", metavar="TEXT", help="the message; - reads it from standard input")
     add("--context", default="", metavar="ID", help="continue this conversation")
-    add("--task", default="", metavar="ID", help="answer the question that this task waits on")
-    add("--file", action="append", default=[], metavar="PATH", help="send this file; repeatable")
-    add("--save", metavar="DIR", help="keep the files that come back in this folder")
-    add("--json", action="store_true", help="print raw events, one JSON per line; ask nothing")
+    add("--task", default="", metavar="ID", help="answer the open question of this task")
+    add(
+        "--file",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="attach this file; can be repeated",
+    )
+    add("--save", metavar="DIR", help="save files from the agent in this folder")
+    add("--json", action="store_true", help="print raw events as JSON lines; do not ask questions")
 
 
 def _plugin_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    text = "the plugin in a Hermes of your own: enable it, or say why it is not bound"
+    text = "enable the plugin in your own Hermes, or find out why it is not bound"
     command = commands.add_parser("plugin", help=text, description=text)
     command.add_argument("action", choices=("enable", "status"))
     command.add_argument("--hermes-home", metavar="DIR", help="Hermes's folder (HERMES_HOME)")
@@ -161,24 +176,24 @@ def _request(options: argparse.Namespace) -> SendMessageRequest:
     from molecule_hermes.client.connection import file_part, message
 
     if options.text is None and not options.file:
-        raise ConfigError("there is nothing to send", "give a TEXT or --file PATH")
+        raise ConfigError("there is no message to send", "give a TEXT or --file PATH")
     if options.task and options.file:
-        raise ConfigError("a file is no answer", "send --file without --task")
+        raise ConfigError("a file cannot answer a question", "use --file without --task")
     text = options.text or ""
     if text == "-":
-        # Closed by the caller, it is None.
+        # It is None if the caller closed it.
         text = sys.stdin.buffer.read().decode("utf-8", "replace") if sys.stdin else ""
     files = [file_part(Path(path)) for path in options.file]
     return message(_utf8(text), _utf8(options.context), _utf8(options.task), files)
 
 
 def _utf8(text: str) -> str:
-    """What is not UTF-8 as far as it can be read."""
+    """The text with a replacement character for each byte that is not UTF-8."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _keyboard(options: argparse.Namespace) -> int | None:
-    """The terminal where questions can be asked, if there is one."""
+    """The terminal where questions can be asked, if any."""
     if options.json or options.text == "-" or not (sys.stdin and sys.stderr):
         return None
     return sys.stdin.fileno() if sys.stdin.isatty() and sys.stderr.isatty() else None
@@ -196,7 +211,7 @@ def _printer(options: argparse.Namespace) -> Printer:
 
 
 def _send_again(options: argparse.Namespace) -> str:
-    """The command for the next message to the same agent; a token is not repeated."""
+    """The command for the next message to the same agent, without the token."""
     from molecule_hermes.client.terminal import command_name
 
     return f"{command_name()} send" + (f" --url {shlex.quote(options.url)}" if options.url else "")
@@ -222,10 +237,10 @@ def _doctor(options: argparse.Namespace) -> int:
         settings = Settings.from_env()
         failures = 0
         url, token = _url(options, settings), _token(options, settings)
-        async for finding in examine(settings, url, token):
+        async for finding in examine(settings, url, token, _say_progress):
             print(redact(str(finding)), flush=True)
             failures += not finding.ok
-        print(f"{failures} problems found" if failures else "all is well")
+        print(f"{failures or 'no'} problem{'' if failures == 1 else 's'} found")
         return 1 if failures else 0
 
     return _run(show())
@@ -240,11 +255,14 @@ def _plugin(options: argparse.Namespace) -> int:
     home = HermesHome(settings.home)
     if options.action == "enable":
         enable(home, settings, even_if_disabled=True)
-        print(f"enabled in {home.config_file}; it listens at {settings.platform_url} once Hermes")
-        print("is restarted. The package must be installed in Hermes's own environment, and")
-        print("MOLECULE_A2A_PLATFORM_SHARED_SECRET be set for both.")
+        print(f"enabled in {home.config_file}; next:")
+        print("  1. install the package in Hermes's own environment, if it is not there yet")
+        print(
+            "  2. set MOLECULE_A2A_PLATFORM_SHARED_SECRET to the same value for Hermes and bridge"
+        )
+        print(f"  3. restart Hermes; the plugin then listens at {settings.platform_url}")
         return 0
-    finding = _run_for(plugin_finding(settings, settings.local_url))
+    finding = _run_for(plugin_finding(settings, settings.local_url, _say_progress))
     print(redact(str(finding)))
     return 0 if finding.ok else 1
 
@@ -259,7 +277,7 @@ def _run_for(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _guarded(options: argparse.Namespace) -> tuple[Settings, Mapping[str, str]]:
-    """The settings and the environment; secrets are no longer in `os.environ` afterwards."""
+    """Returns the settings and the environment, and removes the secrets from `os.environ`."""
     from molecule_hermes.hermes.providers import keys_that_are_set
 
     forbid_inspection()
@@ -274,7 +292,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    # The SDK logs every peer's mistake as a warning, and some as an error with a stack trace.
+    # The SDK logs each bad request as a warning, and some as an error with a stack trace.
     logging.getLogger("a2a").setLevel(logging.ERROR)
     for name in ("httpx", "aiohttp.access"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -284,7 +302,7 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 
 class _Redacted(logging.Formatter):
-    """Whatever is logged, by us or by a library, passes the redaction."""
+    """Redacts secrets in all log records, including those of libraries."""
 
     def __init__(self, inner: logging.Formatter | None) -> None:
         super().__init__()
@@ -297,7 +315,7 @@ class _Redacted(logging.Formatter):
 
 
 def _one_line(record: logging.LogRecord) -> logging.LogRecord:
-    """What a peer sent may stand in the SDK's message: no trace, and no line of its own."""
+    """The record without stack trace and line breaks, because it may quote what a peer sent."""
     error = f" ({record.exc_info[1]})" if record.exc_info else ""
     text = " ".join(f"{record.getMessage()}{error}".split())
     plain = {"msg": text[:500], "args": None, "exc_info": None, "exc_text": None}
@@ -310,7 +328,7 @@ def _url(options: argparse.Namespace, settings: Settings) -> str:
             return http_url(options.url)
         except ValueError:
             raise ConfigError(
-                f"--url={options.url!r} is no URL", "it looks like http://127.0.0.1:8000"
+                f"--url={options.url!r} is not a URL", "use one like http://127.0.0.1:8000"
             ) from None
     return settings.local_url
 
@@ -319,12 +337,16 @@ def _token(options: argparse.Namespace, settings: Settings) -> str:
     known = settings.token.get_secret_value() if settings.token else ""
     token = str(options.token or known)
     if not (token.isascii() and token.isprintable()):
-        raise ConfigError("the token is not plain text", "tokens are printable ASCII")
+        raise ConfigError("the token has characters other than printable ASCII", "copy it again")
     return token
 
 
 def _say(text: str) -> None:
     print(text, flush=True)
+
+
+def _say_progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

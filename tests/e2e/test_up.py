@@ -168,7 +168,7 @@ async def test_the_card_and_the_terminal_say_demo_model(stack: Stack) -> None:
     assert stack.url in stack.output
 
 
-async def test_the_doctor_finds_all_well(stack: Stack, environ: dict[str, str]) -> None:
+async def test_the_doctor_finds_no_problems(stack: Stack, environ: dict[str, str]) -> None:
     ended = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-m", "molecule_hermes", "doctor", "--token", ALICE],
@@ -179,7 +179,7 @@ async def test_the_doctor_finds_all_well(stack: Stack, environ: dict[str, str]) 
         check=False,
     )
     assert ended.returncode == 0, ended.stdout
-    assert "all is well" in ended.stdout
+    assert "no problems found" in ended.stdout
 
 
 async def test_a_second_one_on_the_same_home_is_told_so(
