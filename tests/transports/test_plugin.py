@@ -55,6 +55,8 @@ class FakePlugin:
         self.hang = False
         self.knows_cancel = True
         self.knows_check = True
+        self.knows_ready = True
+        self.accepts_with = 202
         self.refuses_callback = False
         self.http = httpx.AsyncClient()
         self.responses: list[dict[str, Any]] = []
@@ -62,6 +64,8 @@ class FakePlugin:
         self.url = ""
 
     async def health(self, request: web.Request) -> web.Response:
+        if not self.knows_ready:
+            return web.json_response({"ok": True})
         return web.json_response(
             {"ok": True, "ready": self.ready, "active": 0, "instance": self.instance}
         )
@@ -83,7 +87,9 @@ class FakePlugin:
             if self.hang:
                 await asyncio.Event().wait()
         extra = {"duplicate": True} if known else {}
-        return web.json_response({"ok": True, "instance": self.instance, **extra}, status=202)
+        return web.json_response(
+            {"ok": True, "instance": self.instance, **extra}, status=self.accepts_with
+        )
 
     async def cancel(self, request: web.Request) -> web.Response:
         if request.headers.get(SECRET_HEADER) != SECRET:
@@ -331,6 +337,16 @@ async def test_the_check_reports_a_callback_address_that_the_plugin_refuses(
     with pytest.raises(CallbackRefused) as refused:
         await transport.check()
     assert "MOLECULE_A2A_PLATFORM_CALLBACKS" in refused.value.hint
+
+
+async def test_an_older_plugin_that_reports_only_ok_is_ready_and_its_200_accepts_a_message(
+    plugin: FakePlugin, transport: PluginTransport
+) -> None:
+    plugin.knows_check = plugin.knows_ready = False
+    plugin.accepts_with, plugin.instance = 200, ""
+    await transport.check()
+    assert (await run(transport))[-1] == Completed("pong")
+    assert len(plugin.received) == 1
 
 
 async def test_an_older_plugin_without_the_check_is_ready(

@@ -144,7 +144,7 @@ class PluginTransport:
                 raise self._refusal(status, body)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise self._unreachable() from error
-        if not health.get("ready"):
+        if not health.get("ready", True):  # older plugins report `ok` alone
             raise Draining("Hermes is starting or shutting down")
 
     async def run(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
@@ -225,7 +225,7 @@ class PluginTransport:
                 if sends == _SENDS:
                     raise self._lost(sends) from error
             else:
-                if status == 202:
+                if status in (200, 202):  # older plugins answer 200
                     self._accepted[turn.message_id] = str(body.get("instance", ""))
                     return
                 if status not in (429, 503):
