@@ -1,4 +1,4 @@
-"""One body cannot take the agent from everybody else."""
+"""A single request body cannot block the agent for other peers."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_an_operator_can_set_other_limits(bridge: StartBridge) -> None:
 async def test_a_long_string_in_place_of_an_object_delays_nobody(
     bridge: StartBridge, path: str, body: bytes
 ) -> None:
-    """protobuf looks each of its characters up as the name of a field."""
+    """protobuf looks up each of its characters as the name of a field."""
     headers = JSON if path.startswith("/v1") else V10
     async with bridge(ScriptedTransport()) as b, httpx.AsyncClient(timeout=60) as http:
         async with stall() as held:
@@ -158,7 +158,7 @@ def nested(levels: int, opening: str, closing: str) -> str:
 async def test_the_deepest_accepted_data_can_be_listed(
     bridge: StartBridge, store: str, opening: str, closing: str
 ) -> None:
-    """The SDK takes deeper ones, and then nobody can read the task."""
+    """The SDK accepts deeper data, but then cannot read the task."""
     accepted = 0
     async with (
         bridge(ScriptedTransport(Completed("x")), STORE=store) as b,
@@ -266,7 +266,7 @@ LIMITS = JsonLimits(values=200, parts=20)
 
 
 def verdict(body: bytes, sizes: Iterator[int] | None = None, limits: JsonLimits = LIMITS) -> bool:
-    """Whether it passes. Anything but its two errors is a defect."""
+    """Whether the text passes. Only the two documented errors may be raised."""
     scanner = JsonScanner(limits)
     try:
         while sizes is not None and body:
@@ -281,8 +281,7 @@ def verdict(body: bytes, sizes: Iterator[int] | None = None, limits: JsonLimits 
 
 
 def readable(body: bytes) -> bool:
-    """What the bridge asked of a body before: JSON in UTF-8, and only numbers and characters that
-    are some."""
+    """The reference: JSON in UTF-8, with finite numbers and valid characters only."""
 
     def refuse(constant: str) -> None:
         raise ValueError(constant)

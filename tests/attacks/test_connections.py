@@ -1,4 +1,4 @@
-"""Connections that do nothing, stop, or come in great numbers take nothing away from others."""
+"""Connections that are idle, stall or come in great numbers do not harm other clients."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def limits(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
 
 @contextlib.asynccontextmanager
 async def crowd(url: str, count: int, first: bytes = b"") -> AsyncIterator[list[RawConnection]]:
-    """Many connections that send something once, and then nothing."""
+    """Many connections that send some bytes once, and then nothing."""
     connections: list[RawConnection] = []
     try:
         for _ in range(count):
@@ -70,7 +70,7 @@ async def until_figure(figure: str, value: float, url: str) -> None:
 
 
 async def until_answered(url: str, request: bytes) -> None:
-    """Waits until the request is answered with 200."""
+    """Waits until the response is 200."""
 
     async def answered() -> bool:
         with contextlib.suppress(OSError, EOFError):
@@ -207,7 +207,7 @@ async def test_1200_idle_connections_harm_nobody_with_1024_files(tmp_path: Path,
 async def test_without_file_descriptors_the_bridge_neither_spins_nor_stops(
     tmp_path: Path, loop: str
 ) -> None:
-    """A limit above what the process can hold: accepting itself fails."""
+    """The limit is higher than the number of file descriptors, so that accept() fails."""
     async with bridge_process(
         tmp_path, files=150, loop=loop, STORE="memory", MAX_CONNECTIONS=5000
     ) as process:
@@ -223,7 +223,7 @@ async def test_without_file_descriptors_the_bridge_neither_spins_nor_stops(
 
 @contextlib.asynccontextmanager
 async def crowd_of_sockets(url: str, count: int) -> AsyncIterator[None]:
-    """Connections that the server may not accept at all."""
+    """Connections that the server may be unable to accept."""
     at = httpx.URL(url)
     sockets = [socket.socket() for _ in range(count)]
     try:

@@ -1,4 +1,4 @@
-"""Numbers that JSON cannot express get into no store, and break nothing that is in one already."""
+"""Numbers that JSON cannot express are not stored, and stored ones break nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rpc(method: str, params: str) -> str:
 
 
 def requests(number: str) -> dict[str, tuple[str, str, dict[str, str]]]:
-    """Every way in that has data or metadata: path, body, headers."""
+    """Every request that has data or metadata: path, body, headers."""
     new = f'"messageId": "m", "role": "ROLE_USER", "metadata": {{"n": [{number}]}}'
     old = '"kind": "message", "messageId": "m", "role": "user"'
     data, text = f'[{{"data": {{"n": {number}}}}}]', '[{"text": "x"}]'
@@ -81,7 +81,7 @@ async def test_invalid_numbers_are_refused_with_the_request(bridge: StartBridge,
 
 
 def spoilt(task_id: str) -> Task:
-    """As a bridge that took such numbers stored it."""
+    """Stores a task as a bridge that accepted such numbers did."""
     made = task(task_id, at=5, text="the reply")
     made.history.add(message_id="m").parts.add()
     json_format.ParseDict({"list": [1.5, {"deep": [math.nan]}]}, made.history[0].parts[0].data)

@@ -1,4 +1,4 @@
-"""Open paths are open for reading only, and no setting mounts anything else there."""
+"""Public paths can only be read, and no setting mounts anything else there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OPEN = [CARD, "/livez", "/readyz", "/startupz", "/healthz"]
 async def test_a_public_path_runs_no_message_whatever_is_mounted_there(
     bridge: StartBridge, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The setting is refused at the start; an embedding program could still come by such a URL.
+    # The setting is refused at the start, but an embedding program could still pass such a URL.
     monkeypatch.setattr("molecule_hermes.server.app.path_prefix", lambda url: path)
     transport = ScriptedTransport(Completed("ran"))
     async with bridge(transport, PEER_TOKENS=TOKENS) as b:
@@ -65,7 +65,7 @@ async def test_bad_host_headers_are_refused_without_a_stack_trace(
 
 
 def own_paths() -> list[str]:
-    """Every path that the bridge serves, each parameter filled in with a word."""
+    """Every path that the bridge serves, with and without values for its parameters."""
     rest = create_rest_routes(cast("RequestHandler", None), enable_v0_3_compat=True)
     paths = [route.path for route in rest if isinstance(route, Route)]
     filled = [path.replace("{id}", "x").replace("{push_id}", "y") for path in paths]
@@ -120,7 +120,7 @@ def refused(url: str) -> None:
     with pytest.raises(ConfigError, match="MOLECULE_HERMES_PUBLIC_URL") as caught:
         public_url(url)
     line = str(caught.value)
-    assert "the URL that peers call" in line
+    assert "the URL that peers use" in line
     assert "\n" not in line
     assert "password" not in line
 

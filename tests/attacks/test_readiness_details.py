@@ -1,4 +1,4 @@
-"""Probes give reasons to everybody, and addresses and paths only to callers that are known."""
+"""Probes give reasons to everybody, but addresses and paths only to known callers."""
 
 from __future__ import annotations
 

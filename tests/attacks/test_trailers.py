@@ -1,4 +1,4 @@
-"""Nothing after a request's head is a header, and the parser collects nothing without end."""
+"""Trailers do not become headers, and the parser does not collect data without limit."""
 
 from __future__ import annotations
 

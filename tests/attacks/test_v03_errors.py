@@ -1,4 +1,4 @@
-"""A wrong request of a 0.3 client gets the protocol's error, and the log no stack trace."""
+"""A bad request of a 0.3 client gets an error of the protocol, without a stack trace in the log."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_a_bad_message_over_json_rpc_gets_an_error_in_its_envelope(
 async def test_a_stream_that_breaks_in_the_middle_ends_with_an_error_event(
     bridge: StartBridge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever fails in the SDK, the connection is not cut."""
+    """The connection is not cut, whatever fails in the SDK."""
     from a2a.compat.v0_3 import conversions
 
     convert = conversions.to_compat_stream_response

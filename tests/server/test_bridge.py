@@ -1,4 +1,4 @@
-"""The A2A server over real sockets: card, bindings, probes, tokens, limits, the SDK's traps."""
+"""The A2A server over real sockets: card, bindings, probes, tokens, limits."""
 
 from __future__ import annotations
 

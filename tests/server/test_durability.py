@@ -1,4 +1,4 @@
-"""What a peer sees when the bridge dies under it, or its disk does not obey."""
+"""What a peer sees when the bridge is killed, or when its disk fails."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def store(request: pytest.FixtureRequest) -> str:
 
 
 async def begin(client: Client, text: str, until: str, context_id: str = "") -> Turn:
-    """Sends it and leaves when the task is in that state, or its text has come."""
+    """Sends a message and disconnects when the task is in that state, or its text has arrived."""
     turn = Turn()
     async for event in client.send_message(message(text, context_id)):
         turn.add(event)
@@ -56,7 +56,7 @@ async def begin(client: Client, text: str, until: str, context_id: str = "") -> 
 
 
 async def checkpoint(store: str, folder: Path, task_id: str, text: str) -> None:
-    """Waits until the text has come to the disk."""
+    """Waits until the text is stored."""
 
     async def stored() -> bool:
         return text in await on_disk(store, folder, task_id)
@@ -194,7 +194,7 @@ async def readiness(bridge: Bridge) -> tuple[int, str]:
 
 
 async def until_ready(bridge: Bridge, ready: bool = True) -> str:
-    """Waits for the store to be ready, or not to be; returns the reason given."""
+    """Waits until the store is ready, or is not; returns the reported reason."""
 
     async def reached() -> tuple[int, str] | None:
         code, reason = await readiness(bridge)

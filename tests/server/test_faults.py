@@ -1,4 +1,4 @@
-"""Pressure and faults that the real Hermes and real peers cannot be made to show on demand."""
+"""Load and faults that cannot be produced on demand with the real Hermes and real peers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ IMPATIENT = Backoff(first=0.02, longest=0.1)
 
 
 async def in_order(client: Client, texts: list[str]) -> list[Turn]:
-    """Sends one after another, each to the conversation that it begins with; then reads them."""
+    """Sends one message after another, each in the conversation named by its first word."""
     turns = []
     async with asyncio.TaskGroup() as group:
         for text in texts:
@@ -93,7 +93,7 @@ async def echo_by_chat(hermes: FakeHermes, request: web.Request, body: dict[str,
 
 @asynccontextmanager
 async def stormy_plugin() -> AsyncIterator[tuple[PluginTransport, Callable[[], list[str]]]]:
-    """A Hermes that refuses many messages before it takes one; and what it has taken."""
+    """A Hermes that refuses many messages before it accepts one, and records what it accepted."""
     plugin = FakePlugin()
     plugin.statuses, plugin.script = list(REFUSALS), echo_by_plugin
     async with serving(plugin):
@@ -173,7 +173,7 @@ class Flood(ScriptedTransport):
 
 @contextlib.contextmanager
 def deaf_peer(url: str, text: str, context: str = "deaf") -> Iterator[None]:
-    """Opens a stream, and reads nothing of it."""
+    """Opens a stream and does not read from it."""
     where = urlsplit(url)
     body = json.dumps(rpc("SendStreamingMessage", text_message(text, contextId=context))).encode()
     head = f"POST / HTTP/1.1\r\nHost: {where.netloc}\r\nA2A-Version: 1.0\r\n"
@@ -228,7 +228,7 @@ async def test_a_long_reply_in_a_burst_reaches_its_reader_and_delays_no_other_pe
 
 
 class SlowToCancel(ScriptedTransport):
-    """Takes a request to cancel, and acts on it when the test lets it."""
+    """Accepts a request to cancel, and acts on it when the test allows it."""
 
     def __init__(self, *script: Any) -> None:
         super().__init__(*script)
