@@ -31,7 +31,7 @@ class Asking(ScriptedTransport):
 async def test_open_questions_take_no_running_place(bridge: StartBridge) -> None:
     limits = {"MAX_RUNNING": 2, "MAX_QUESTIONS_OF_PEER": 5}
     async with (
-        bridge(Asking(), PEER_TOKENS=TOKENS, **limits) as b,
+        bridge(Asking(), PEER_TOKENS=TOKENS, DRAIN_TIMEOUT=0, **limits) as b,
         peer(b.url, token=MALLORY) as mallory,
         peer(b.url, token=BOB) as bob,
         asyncio.timeout(20),
@@ -47,7 +47,7 @@ async def test_a_peer_with_too_many_questions_gets_a_refusal(bridge: StartBridge
     limits = {"MAX_QUESTIONS": 3, "MAX_QUESTIONS_OF_PEER": 2}
     transport = Asking()
     async with (
-        bridge(transport, PEER_TOKENS=TOKENS, **limits) as b,
+        bridge(transport, PEER_TOKENS=TOKENS, DRAIN_TIMEOUT=0, **limits) as b,
         peer(b.url, token=MALLORY) as mallory,
         peer(b.url, token=BOB) as bob,
         asyncio.timeout(20),

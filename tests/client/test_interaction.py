@@ -374,7 +374,7 @@ async def test_without_a_terminal_a_question_ends_the_command_and_can_be_answere
     transport = ScriptedTransport(
         TextDelta("So far. "), APPROVAL, Answered(), TextDelta("Done."), Completed("So far. Done.")
     )
-    async with bridge(transport) as b:
+    async with bridge(transport, DRAIN_TIMEOUT=0) as b:
         asked = await asyncio.to_thread(run, "send", "clean up", "--url", b.url)
         task = await the_task(b.url)
         command = f"molecule-hermes send --url {b.url} --task {task.id} yes"
@@ -407,7 +407,8 @@ async def test_an_answer_from_elsewhere_that_is_refused_shows_why_and_the_questi
 
 
 async def test_as_json_a_question_ends_the_command(bridge: StartBridge) -> None:
-    async with bridge(ScriptedTransport(APPROVAL, Answered(), Completed("done"))) as b:
+    transport = ScriptedTransport(APPROVAL, Answered(), Completed("done"))
+    async with bridge(transport, DRAIN_TIMEOUT=0) as b:
         sent = await Desk(raw=True).send(b.url)
     assert sent.code == 1
     last = json.loads(sent.out.splitlines()[-1])
@@ -496,7 +497,7 @@ async def test_a_question_that_expires_takes_its_prompt_away(bridge: StartBridge
 
 async def test_a_bridge_that_goes_away_takes_the_prompt_away(bridge: StartBridge) -> None:
     async with (
-        bridge(ScriptedTransport(APPROVAL, Answered())) as b,
+        bridge(ScriptedTransport(APPROVAL, Answered()), DRAIN_TIMEOUT=0) as b,
         proxy_to(b.url) as proxy,
         AtTerminal("send", "go", "--url", proxy.url) as terminal,
     ):
@@ -620,7 +621,7 @@ async def test_an_interrupt_without_a_terminal_cancels_too(bridge: StartBridge) 
 
 async def test_a_bridge_that_is_killed_is_one_clear_line(bridge: StartBridge) -> None:
     transport = ScriptedTransport(TextDelta("So far"), asyncio.Event())
-    async with bridge(transport) as b, proxy_to(b.url) as proxy:
+    async with bridge(transport, DRAIN_TIMEOUT=0) as b, proxy_to(b.url) as proxy:
         ended = asyncio.create_task(asyncio.to_thread(run, "send", "go", "--url", proxy.url))
         await until(lambda: transport.turns)
         task = await the_task(b.url)

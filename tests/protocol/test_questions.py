@@ -361,7 +361,7 @@ async def test_after_an_answer_the_turns_time_goes_on(bridge: StartBridge) -> No
 
 async def test_a_task_that_asks_can_be_canceled(bridge: StartBridge) -> None:
     transport = ScriptedTransport(TextDelta("so far"), APPROVAL, Answered(), Completed("never"))
-    async with bridge(transport) as b, peer(b.url) as client:
+    async with bridge(transport, DRAIN_TIMEOUT=0) as b, peer(b.url) as client:
         asked = await ask(client, "go", "ctx")
         watch = client.subscribe(SubscribeToTaskRequest(id=asked.task_id))
         seen = Turn()
