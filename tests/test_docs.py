@@ -62,14 +62,26 @@ def test_the_contributing_page_shows_every_package_and_module_at_the_top() -> No
 
 
 def test_the_docs_have_every_failure_kind() -> None:
-    text = (ROOT / "docs" / "operations.md").read_text().split("\n## Failures\n")[1]
+    text = _page("operations").split("\n## Failures\n")[1]
     assert set(re.findall(r"^\| `(\w+)` \|", text.split("\n## ")[0], re.M)) == set(FAILURES)
 
 
 def test_the_docs_have_every_message_of_the_wire() -> None:
-    text = (ROOT / "docs" / "wire.md").read_text()
+    text = _page("wire")
     assert all(f"`{body.type}`" in text for body in get_args(wire.Body))
     paths = [value for name, value in vars(wire).items() if name.endswith("_PATH")]
     paths.remove(wire.REPLY_PATH)
     assert len(paths) >= 5
     assert all(f"{path}`" in text for path in paths)
+
+
+def test_the_conformance_page_names_tests_that_exist() -> None:
+    named = re.findall(r"`(?:(tests/[\w/]+\.py)::)?(test_\w+)`", _page("conformance"))
+    assert named
+    for path, test in named:
+        file = ROOT / (path or "tests/server/test_conformance.py")
+        assert f"def {test}(" in file.read_text(), test
+
+
+def _page(name: str) -> str:
+    return (ROOT / "docs" / f"{name}.md").read_text()

@@ -79,7 +79,7 @@ SABOTAGES = {
     "not-enabled": Sabotage(not_enabled, "does not list molecule-a2a in plugins.enabled"),
     "no-entry-point": Sabotage(no_entry_point, "is not installed in Hermes's environment"),
     "port-taken": Sabotage(port_taken, "set MOLECULE_A2A_PLATFORM_PORT"),
-    "short-key": Sabotage(short_key, "API_SERVER_KEY=(a secret) is wrong", code=2),
+    "short-key": Sabotage(short_key, "API_SERVER_KEY=(a secret) is not valid", code=2),
 }
 
 
