@@ -1,4 +1,4 @@
-"""The orchestration platform's adapter: loaded by `ADAPTER_MODULE=molecule_hermes.adapter`."""
+"""The adapter for the orchestration platform (`ADAPTER_MODULE=molecule_hermes.adapter`)."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _BACKOFF = Backoff(first=0.2, longest=5.0)
 
 @dataclass(frozen=True, slots=True)
 class NativeSession:
-    """What the adapter can do, where the platform's own class for it is not installed."""
+    """The adapter's capabilities, if the platform's own class for them is not installed."""
 
     provides_native_session: bool = True
 
 
 class SetupError(StartError, RuntimeError):
-    """Hermes did not become ready; the platform expects a RuntimeError."""
+    """Hermes did not become ready. The platform expects a RuntimeError."""
 
 
 def _platform() -> Any:
-    """The platform's module of base classes, None without the platform."""
+    """The platform's module with base classes; None if the platform is not installed."""
     if importlib.util.find_spec("molecule_runtime") is None:
         return None
     return importlib.import_module("molecule_runtime.adapters.base")
@@ -51,7 +51,7 @@ else:
 
 
 class Adapter(_Base):
-    """Hands the platform an executor that forwards its turns to a Hermes that runs beside it."""
+    """Gives the platform an executor that forwards turns to a Hermes on the same machine."""
 
     @staticmethod
     def name() -> str:
@@ -70,26 +70,26 @@ class Adapter(_Base):
         return {
             "model": {
                 "type": "string",
-                "description": "The model name passed on to Hermes, which chooses its own model.",
+                "description": "The model name that is sent to Hermes, which uses its own model.",
             },
             "system_prompt": {
                 "type": "string",
-                "description": "A system prompt passed on to Hermes.",
+                "description": "A system prompt for Hermes.",
             },
         }
 
     def capabilities(self) -> Any:
-        """Hermes keeps conversations itself, so the platform need not queue turns for them."""
+        """Hermes keeps conversations itself, so the platform does not need to queue their turns."""
         known = getattr(_platform(), "RuntimeCapabilities", NativeSession)
         return known(provides_native_session=True)
 
     def idle_timeout_override(self) -> int:
-        """Seconds a turn may be silent: slow models think for longer than the platform waits."""
+        """Seconds without output: slow models think for longer than the platform waits."""
         return 900
 
     async def setup(self, config: ExecutorConfig) -> None:
-        """Returns when Hermes is ready; raises `SetupError` when its time is over."""
-        logger.info("variables for keys that are set: %s", ", ".join(_keys()) or "none")
+        """Returns when Hermes is ready. Raises `SetupError` if it is not ready in time."""
+        logger.info("keys that are set: %s", ", ".join(_keys()) or "none")
         executor = create_executor(config)
         if executor.settings.smoke_mode:
             logger.info("smoke mode: not waiting for Hermes")
@@ -98,10 +98,10 @@ class Adapter(_Base):
             await _until_ready(executor)
 
     async def create_executor(self, config: ExecutorConfig) -> EmbeddedExecutor:
-        """A started executor; whoever gets it stops it with `stop()`."""
+        """Returns a started executor. The caller stops it with `stop()`."""
         executor = create_executor(config)
         await executor.start()
-        # Where the platform looks for it before it stops.
+        # The platform looks for this attribute when it stops.
         self._executor = executor
         return executor
 
@@ -129,7 +129,7 @@ async def _until_ready(executor: EmbeddedExecutor) -> None:
 
 
 async def _not_ready(executor: EmbeddedExecutor, failure: TurnFailure, tried: str) -> SetupError:
-    """Names the URL, the attempts and where to look; for the plugin also why it is not bound."""
+    """The error with the URL, the attempts and the log, and why the plugin is not bound."""
     settings = executor.settings
     why = f"{failure.message} — {failure.hint}"
     if executor.transport_name == "plugin" and isinstance(failure, Unreachable):
@@ -137,5 +137,5 @@ async def _not_ready(executor: EmbeddedExecutor, failure: TurnFailure, tried: st
     log = settings.home / "logs" / "gateway.log"
     return SetupError(
         f"Hermes is not ready at {executor.address} after {tried} ({why})",
-        f"look at {log}, and run `molecule-hermes doctor`",
+        f"read {log} and run `molecule-hermes doctor`",
     )

@@ -1,4 +1,4 @@
-"""The executor for an A2A server of your own, made from a config object and the environment."""
+"""The executor for your own A2A server, created from a config object and the environment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class ExecutorConfig(Protocol):
-    """What is asked of a config object; None or "" leaves it to the environment."""
+    """What a config object needs. With None or "", the environment counts."""
 
     @property
     def model(self) -> str | None: ...
@@ -39,9 +39,9 @@ class ExecutorConfig(Protocol):
 def create_executor(
     config: ExecutorConfig, environ: Mapping[str, str] = os.environ
 ) -> EmbeddedExecutor:
-    """An executor that reaches a running Hermes as `molecule-hermes serve` would.
+    """Creates an executor that reaches a running Hermes as `molecule-hermes serve` does.
 
-    Raises `ConfigError` for a wrong setting. Nothing is opened before `start`.
+    Raises `ConfigError` for a bad setting. Opens nothing before `start`.
     """
     return EmbeddedExecutor(
         Settings.from_env(
@@ -53,7 +53,7 @@ def create_executor(
 class EmbeddedExecutor(HermesAgentProxyExecutor):
     """An executor that owns its transport: `start` it before the first turn, `stop` it at the end.
 
-    Both may be called again, and `async with` does both. What was stopped stays stopped.
+    Both are idempotent, and `async with` calls both. A stopped executor cannot be started again.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -66,21 +66,21 @@ class EmbeddedExecutor(HermesAgentProxyExecutor):
 
     @property
     def address(self) -> str:
-        """Where Hermes is expected."""
+        """The URL where Hermes is expected."""
         return address_of(self.transport_name, self.settings)
 
     async def start(self) -> None:
-        """Raises `StartError` when the plugin's callback port cannot be had."""
+        """Opens the transport. Raises `StartError` if the callback port is not available."""
         async with self._changing:
             if self._state == "stopped":
-                raise StartError("the executor was stopped", "make another with create_executor")
+                raise StartError("the executor was stopped", "create another with create_executor")
             if self._state == "new":
                 await self._transport.__aenter__()
                 self._state = "started"
-                self._warn_of_another_prompt()
+                self._warn_of_other_prompt()
 
     async def stop(self) -> None:
-        """Takes no new turns, lets running ones end within the drain timeout, and closes."""
+        """Refuses new turns, waits for running ones within the drain timeout, and closes."""
         async with self._changing:
             before, self._state = self._state, "stopped"
             if before == "started":
@@ -97,16 +97,16 @@ class EmbeddedExecutor(HermesAgentProxyExecutor):
         await self.stop()
 
     async def check(self) -> None:
-        """Raises the `TurnFailure` that a turn would meet now."""
+        """Raises the `TurnFailure` that a turn would end with now."""
         await self._transport.check()
 
-    def _warn_of_another_prompt(self) -> None:
-        """The plugin takes the prompt from Hermes's configuration, not from each message."""
+    def _warn_of_other_prompt(self) -> None:
+        """The plugin uses the prompt in Hermes's configuration, not one from the message."""
         wanted, home = self.settings.system_prompt, HermesHome(self.settings.home)
         if self.transport_name == "plugin" and wanted and system_prompt_of(home) != wanted:
             logger.warning(
-                "the system prompt is not the one in %s, which the plugin uses; set "
-                "MOLECULE_HERMES_SYSTEM_PROMPT, run `molecule-hermes plugin enable`, and restart "
-                "Hermes",
+                "the system prompt differs from the one in %s, which the plugin uses; to change "
+                "that, set MOLECULE_HERMES_SYSTEM_PROMPT, run `molecule-hermes plugin enable`, and "
+                "restart Hermes",
                 home.config_file,
             )

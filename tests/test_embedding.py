@@ -150,7 +150,7 @@ async def test_a_prompt_that_the_plugin_does_not_have_is_a_warning(
     with caplog.at_level(logging.WARNING):
         async with executor:
             pass
-    assert ("the system prompt is not the one in" in caplog.text) is (prompt != "Mine.")
+    assert ("the system prompt differs from the one in" in caplog.text) is (prompt != "Mine.")
 
 
 def test_it_is_an_executor_with_a_lifetime() -> None:

@@ -1,4 +1,4 @@
-"""A small A2A client: finds an agent by its card, and puts messages together."""
+"""Connects to an agent by its card, and builds messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from molecule_hermes.errors import ConfigError, StartError
 __all__ = ["MAX_FILE", "connect", "fetch_card", "file_part", "message"]
 
 MAX_FILE = 10 * 2**20
-"""Bytes of a file that is sent along."""
+"""The maximum bytes of an attached file."""
 
 
 @asynccontextmanager
@@ -38,11 +38,11 @@ async def fetch_card(url: str, token: str = "") -> AgentCard:
 async def connect(
     url: str, token: str = "", *, timeout: float = 660.0
 ) -> AsyncGenerator[Client, None]:
-    """The SDK's client for the agent at `url`; raises `StartError` when nobody is there."""
+    """The SDK's client for the agent at `url`. Raises `StartError` if no agent answers."""
     async with _http(token, timeout) as http:
         card = await _card(http, url)
         for interface in card.supported_interfaces:
-            # The token goes where the user pointed, wherever the card points.
+            # The token must go to the URL that the user gave, whatever the card says.
             interface.url = url
         yield ClientFactory(ClientConfig(httpx_client=http)).create(card)
 
@@ -74,14 +74,16 @@ def message(
 
 
 def file_part(path: Path) -> Part:
-    """The file with its name and media type; raises `ConfigError`."""
+    """The file as a part, with its name and media type. Raises `ConfigError`."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE + 1)
     except OSError as error:
-        raise ConfigError(f"--file {path}: {error.strerror}") from None
+        raise ConfigError(f"--file {path}: {error.strerror}", "check the path") from None
     if len(data) > MAX_FILE:
-        raise ConfigError(f"--file {path}: larger than {MAX_FILE // 2**20} MiB")
+        raise ConfigError(
+            f"--file {path}: larger than {MAX_FILE // 2**20} MiB", "send a smaller file or a link"
+        )
     name = path.name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
     return new_raw_part(data, media_type=media_type, filename=name)

@@ -1,4 +1,4 @@
-"""The folder where `send --save` keeps the files that an agent delivers."""
+"""The folder where `send --save` stores files from the agent."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ __all__ = ["SaveFolder"]
 
 
 class SaveFolder:
-    """Files are added to the folder; none is written outside it, and none over another."""
+    """Adds files to a folder. Never writes outside it, and never overwrites a file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise ConfigError(f"--save {folder}: that is not a folder") from None
+            raise ConfigError(f"--save {folder}: this is not a folder", "choose another") from None
         except OSError as error:
-            raise ConfigError(f"--save {folder}: {error.strerror}") from None
+            raise ConfigError(f"--save {folder}: {error.strerror}", "choose another") from None
 
     def keep(self, name: str, data: bytes) -> Path:
-        """Writes the file under a safe name that is still free; raises `OSError`."""
+        """Writes the file under a safe name that is not in use. Raises `OSError`."""
         path = PurePosixPath(safe_name(name))
         number = 0
         while True:

@@ -1,1 +1,1 @@
-"""Hermes on this machine: its folder, its process, its model, the plugin in it."""
+"""Hermes on this machine: its folder, its process, its model and the plugin in it."""

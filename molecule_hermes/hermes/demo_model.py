@@ -1,22 +1,22 @@
 """The built-in demo model: an OpenAI-compatible server that never pretends to be a real model.
 
-It lets a first run and the tests drive the real Hermes without a key. It repeats what it was
-told, and obeys directives in the last user message (`docs/demo-model.md` lists them):
+It lets a first run and the tests use the real Hermes without a key. It repeats the user's message
+and follows directives in it (`docs/demo-model.md` describes them):
 
-    demo:slow[=SECONDS]   stream word by word, that long apart
+    demo:slow[=SECONDS]   stream word by word, with that many seconds in between
     demo:words=N          answer with N numbered words
     demo:run COMMAND      call Hermes's terminal tool (the rest of the line), then report
-    demo:read             print the first file that came with the message, with that tool
-    demo:file=NAME TEXT   write a file with that tool (base64:… for bytes) and hand it over
-    demo:say TEXT         answer just that
+    demo:read             print the first attached file with that tool
+    demo:file=NAME TEXT   write a file with that tool (base64:… for bytes) and deliver it
+    demo:say TEXT         answer with that text only
     demo:ask[=A|B] TEXT   ask that question through Hermes's clarify tool, then report the answer
     demo:call=TOOL {JSON} call any tool of Hermes with these arguments, then report
     demo:fail=CAUSE       fail as a provider would: 401, 404, 429, 500, quota, context, page
     demo:clock            answer with the time at which the first word is written
-    demo:empty            answer nothing
+    demo:empty            answer with an empty text
     demo:silent           answer "[SILENT]"
     demo:hang             never answer
-    demo:break            break off in the middle of the stream
+    demo:break            close the connection in the middle of the stream
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ DEMO_MODEL = "molecule-demo"
 
 _MAX_BODY = 64 * 2**20
 _DIRECTIVE = re.compile(r"demo:(\w+)(?:=([^\s]+))?(?:[ \t]+([^\n]+))?")
-# How Hermes tells where it put a file that came with a message (gateway/run.py:2290).
-_PLACE = re.compile(r"(?:saved|attached) at: (/.+?)(?:\. Its |\])")
+# How Hermes names the path of an attached file in the prompt (gateway/run.py:2290).
+_PATH = re.compile(r"(?:saved|attached) at: (/.+?)(?:\. Its |\])")
 _FILE_NOTE = re.compile(r"\[The user sent [^\]]*?'([^'\]]*)'[^\]]*\]")
 _IMAGE_NOTE = re.compile(r"\s*\[Image attached at: [^\]]*\]")
 _FAILURES: Mapping[str, tuple[int, str, str]] = {
@@ -58,18 +58,20 @@ _FAILURES: Mapping[str, tuple[int, str, str]] = {
 }
 
 
-Heard = Callable[[str], None]
-_HEARD: web.AppKey[Heard] = web.AppKey("heard")
+OnMessage = Callable[[str], None]
+_ON_MESSAGE: web.AppKey[OnMessage] = web.AppKey("on_message")
 
 
 @asynccontextmanager
-async def demo_model(port: int = 0, heard: Heard = lambda text: None) -> AsyncIterator[str]:
+async def demo_model(
+    port: int = 0, on_message: OnMessage = lambda text: None
+) -> AsyncIterator[str]:
     """Serves the demo model on loopback; yields its base URL (`http://127.0.0.1:PORT/v1`).
 
-    `heard` is given the last user message of each request.
+    `on_message` is called with the last user message of each request.
     """
     app = web.Application(client_max_size=_MAX_BODY)
-    app[_HEARD] = heard
+    app[_ON_MESSAGE] = on_message
     app.router.add_get("/v1/models", _models)
     app.router.add_post("/v1/chat/completions", _completions)
     runner = web.AppRunner(app, shutdown_timeout=1.0)
@@ -103,7 +105,7 @@ async def _completions(request: web.Request) -> web.StreamResponse:
     if not messages:
         return _error(400, "invalid_request_error", "the body must be JSON with `messages`")
     last_user = _text(_last_user(messages))
-    request.app[_HEARD](last_user)
+    request.app[_ON_MESSAGE](last_user)
     directives = {name: (value, rest) for name, value, rest in _DIRECTIVE.findall(last_user)}
     if cause := directives.get("fail", ("", ""))[0]:
         return _error(*_FAILURES.get(cause, _FAILURES["500"]))
@@ -112,7 +114,7 @@ async def _completions(request: web.Request) -> web.StreamResponse:
     answer = _answer(messages, last_user, directives)
     if body.get("stream"):
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        with contextlib.suppress(ConnectionError):  # whoever asked is gone
+        with contextlib.suppress(ConnectionError):  # the client has disconnected
             await _stream(request, response, answer)
         return response
     return web.json_response(_whole(answer))
@@ -122,13 +124,17 @@ def _answer(
     messages: list[dict[str, Any]], last_user: str, directives: Mapping[str, tuple[str, str]]
 ) -> _Answer:
     pause = _number(directives["slow"][0], 0.15) if "slow" in directives else 0.0
-    said = directives.get("say", ("", ""))[1]
-    fixed = {"empty": "", "silent": "[SILENT]", "say": said, "clock": f"{time.time():.6f} seconds"}
+    fixed = {
+        "empty": "",
+        "silent": "[SILENT]",
+        "say": directives.get("say", ("", ""))[1],
+        "clock": f"{time.time():.6f} seconds",
+    }
     if name := next((name for name in fixed if name in directives), ""):
         return _Answer(fixed[name], pause=pause)
     if messages[-1].get("role") == "tool":
-        told = _text(messages[-1])
-        text = _handing_over(told) if "file" in directives else f"The tool answered: {told[:2000]}"
+        result = _text(messages[-1])
+        text = _delivery(result) if "file" in directives else f"The tool answered: {result[:2000]}"
         return _Answer(text, pause=pause)
     if tool := _tool(last_user, directives):
         return _Answer("I will run that now.", tool=tool, pause=pause)
@@ -155,12 +161,12 @@ def _tool(
 
 
 def _command(last_user: str, directives: Mapping[str, tuple[str, str]]) -> str:
-    """What the terminal tool is called with, if it is."""
+    """The command for the terminal tool; "" if it is not called."""
     if "run" in directives:
         return directives["run"][1] or "true"
     if "read" in directives:
-        place = _PLACE.search(last_user)
-        return f"cat {shlex.quote(place[1])}" if place else "echo no file came along"
+        found = _PATH.search(last_user)
+        return f"cat {shlex.quote(found[1])}" if found else "echo no file is attached"
     if "file" in directives:
         name, text = directives["file"]
         path = shlex.quote("./" + (name.rpartition("/")[2] or "file.txt"))
@@ -170,21 +176,21 @@ def _command(last_user: str, directives: Mapping[str, tuple[str, str]]) -> str:
     return ""
 
 
-def _handing_over(told: str) -> str:
-    """Hermes hands over what an answer names so; the terminal tool answers in JSON."""
+def _delivery(result: str) -> str:
+    """An answer that makes Hermes deliver the file; the terminal tool's result is JSON."""
     try:
-        path = json.loads(told)["output"].strip().splitlines()[-1]
+        path = json.loads(result)["output"].strip().splitlines()[-1]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-        return f"The file was not made: {told[:2000]}"
+        return f"The file was not written: {result[:2000]}"
     return f"Here is the file.\nMEDIA:{path}"
 
 
 def _echo(messages: list[dict[str, Any]], last_user: str) -> str:
-    said = [_repeated(_text(m)) for m in messages if m.get("role") == "user"]
+    texts = [_repeated(_text(m)) for m in messages if m.get("role") == "user"]
     reply = f"Demo model here (not a real one, I only repeat). You said: {_repeated(last_user)}"
     if images := _images(_last_user(messages)):
         reply += f"\nI see {len(images)} image{'s' * (len(images) > 1)}: {'; '.join(images)}"
-    if earlier := [s for s in said[:-1] if s]:
+    if earlier := [text for text in texts[:-1] if text]:
         quoted = "; ".join(s[:200] for s in earlier[-5:])
         reply += f"\nEarlier in this conversation you said: {quoted}"
     return reply
@@ -195,12 +201,12 @@ def _last_user(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _repeated(text: str) -> str:
-    """Without the paths that Hermes adds: it would hand over the files that an answer names."""
+    """The text without the paths that Hermes added: it delivers the files that an answer names."""
     return _FILE_NOTE.sub(r"[file: \1]", _IMAGE_NOTE.sub("", text)).strip()
 
 
 def _images(message: Mapping[str, Any]) -> list[str]:
-    """Type and size of the images in a message."""
+    """The type and size of each image in a message."""
     content = message.get("content")
     parts = [p for p in content if isinstance(p, dict)] if isinstance(content, list) else []
     links = [p.get("image_url") for p in parts if p.get("type") == "image_url"]

@@ -1,7 +1,7 @@
-"""Hermes's folder: its config.yaml and .env, merged, never rewritten from nothing.
+"""Hermes's folder. Changes are merged into its config.yaml and .env, and everything else stays.
 
-An earlier bridge's start script replaced config.yaml by one with only `model:`; the plugin was
-never loaded again, and nothing said why.
+A config.yaml that is written from scratch loses `plugins.enabled`, and Hermes then does not load
+the plugin without saying so.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BOOLEANS = {"on", "off", "yes", "no", "y", "n", "true", "false", "null", "~"}
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
-    """Replaces the file in one step, so that nobody ever reads half of it; a link stays one."""
+    """Replaces the file in one step, so that no reader sees half of it. Follows a symbolic link."""
     path = path.resolve()
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -51,7 +51,7 @@ def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
 
 
 class HermesHome:
-    """One HERMES_HOME. Creating the object touches nothing."""
+    """One HERMES_HOME. Creating the object does not touch the folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -67,16 +67,16 @@ class HermesHome:
         except OSError as error:
             raise StartError(
                 f"cannot create Hermes's folder {self.path}: {error.strerror}",
-                "set MOLECULE_HERMES_STATE_DIR or HERMES_HOME to a folder you can write",
+                "set MOLECULE_HERMES_STATE_DIR or HERMES_HOME to a folder that you can write to",
             ) from error
 
     def running_gateway(self) -> int | None:
-        """The process id of a gateway that runs on this home, as Hermes itself records it."""
+        """The process id of the gateway that runs on this folder, as Hermes records it."""
         try:
             pid = json.loads((self.path / "gateway.pid").read_text())["pid"]
             process = psutil.Process(int(pid))
             alive = process.status() != psutil.STATUS_ZOMBIE
-            # In a container that was killed, our own process may get the gateway's number next.
+            # After a container was killed, our own process may have the recorded number.
             ours = process.pid != os.getpid() and any("hermes" in w for w in process.cmdline())
         except (OSError, ValueError, KeyError, TypeError, psutil.Error):
             return None
@@ -84,16 +84,17 @@ class HermesHome:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Raises `StartError` while another bridge runs Hermes here.
+        """Raises `StartError` if another bridge runs Hermes on this folder.
 
-        Process numbers do not tell: it may run in another container on the same volume.
+        A lock, because the other bridge may run in another container on the same volume, where
+        its process is not visible.
         """
         with (self.path / _LOCK).open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise StartError(
-                    f"another molecule-hermes runs Hermes on {self.path}",
+                    f"another molecule-hermes already runs Hermes on {self.path}",
                     "stop it, or choose another HERMES_HOME or volume",
                 ) from None
             yield
@@ -105,16 +106,16 @@ class HermesHome:
             return {}
         except (YAMLError, UnicodeDecodeError) as error:
             raise StartError(
-                f"{self.config_file} is not valid YAML", "mend it, or move it away"
+                f"{self.config_file} is not valid YAML", "fix it, or move it away"
             ) from error
         if not isinstance(config, MutableMapping):
-            raise StartError(f"{self.config_file} is not a mapping", "mend it, or move it away")
+            raise StartError(f"{self.config_file} is not a mapping", "fix it, or move it away")
         return config
 
     def merge_config(
         self, required: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
     ) -> None:
-        """Sets what is required and, where nothing is set yet, the defaults; keeps the rest."""
+        """Sets the required values, and the defaults where nothing is set. Keeps the rest."""
         config = self.read_config()
         before = _dump(config)
         _merge(config, required, replace=True)
@@ -124,7 +125,7 @@ class HermesHome:
             write_atomically(self.config_file, after)
 
     def change_list(self, path: tuple[str, str], *, add: str = "", remove: str = "") -> None:
-        """Adds a name to a list in config.yaml, or takes it out; the others stay."""
+        """Adds a name to a list in config.yaml, or removes one. Other names stay."""
         config = self.read_config()
         section = config.get(path[0])
         present = section.get(path[1]) if isinstance(section, Mapping) else None
@@ -140,14 +141,14 @@ class HermesHome:
         write_atomically(self.config_file, _dump(config))
 
     def set_model(self, block: Mapping[str, Any]) -> None:
-        """Replaces the `model:` block as a whole: keys of another provider must not linger."""
+        """Replaces the whole `model:` block, so that no key of another provider is left."""
         config = self.read_config()
         config["model"] = dict(block)
         write_atomically(self.config_file, _dump(config))
         write_atomically(self.path / _STAMP, json.dumps({"model": _fingerprint(block)}))
 
     def foreign_model(self) -> Mapping[str, Any] | None:
-        """The `model:` block, if there is one that `set_model` did not write."""
+        """The `model:` block, unless `set_model` wrote it."""
         block = self.read_config().get("model")
         if isinstance(block, str) and block:
             block = {"default": block}
@@ -165,9 +166,9 @@ class HermesHome:
         return {name: value for name, value in values.items() if value is not None}
 
     def merge_env(self, values: Mapping[str, str], drop: Collection[str] = ()) -> None:
-        """Sets variables in .env, each in its place, and drops others; the other lines stay.
+        """Sets variables in .env in place and drops others. The other lines stay.
 
-        Raises `StartError` for a value that no .env can hold.
+        Raises `StartError` for a value that cannot be written to an .env file.
         """
         rest = dict(values)
         kept = []
@@ -190,21 +191,21 @@ class HermesHome:
         except FileNotFoundError:
             return ""
         except UnicodeDecodeError as error:
-            raise StartError(f"{self.env_file} is not UTF-8", "mend it, or move it away") from error
+            raise StartError(f"{self.env_file} is not UTF-8", "fix it, or move it away") from error
 
     def _require_readable(self, text: str, values: Mapping[str, str]) -> None:
-        """Quotes, backslashes and `${` cannot always be written so that dotenv reads them back."""
+        """Raises `StartError` if dotenv reads back another value, as with some quotes or `${`."""
         read = dotenv_values(stream=io.StringIO(text))
         for name, value in values.items():
             if read.get(name) != value:
                 raise StartError(
-                    f"the value of {name} cannot be written into {self.env_file}",
-                    "choose one of letters and digits",
+                    f"the value of {name} cannot be written to {self.env_file}",
+                    "use only letters and digits",
                 )
 
 
 def _env_line(name: str, value: str) -> str:
-    """A bare value ends at ` #` and at its outer spaces, and may not begin with a quote."""
+    """Quotes the value if needed: a bare one ends at ` #` and must not begin with a quote."""
     if re.fullmatch(r"[\w.~+/=:@%-]*", value, re.ASCII):
         return f"{name}={value}\n"
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
@@ -225,7 +226,7 @@ def _merge(target: MutableMapping[str, Any], changes: Mapping[str, Any], *, repl
 
 
 def _plain(value: Any) -> Any:
-    """Quotes words such as `off`, which Hermes's YAML 1.1 would read as false."""
+    """Quotes words such as `off`, which Hermes's YAML 1.1 parser reads as false."""
     if isinstance(value, str) and value.lower() in _BOOLEANS:
         return DoubleQuotedScalarString(value)
     return value
@@ -233,7 +234,7 @@ def _plain(value: Any) -> Any:
 
 def _load(text: str) -> Any:
     yaml = YAML()
-    # Without its quotes "off" or "12:30" is no longer text to Hermes's YAML 1.1.
+    # Without quotes, Hermes's YAML 1.1 parser does not read "off" or "12:30" as text.
     yaml.preserve_quotes = True
     config = yaml.load(text)
     if config is None:

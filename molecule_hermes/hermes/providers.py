@@ -1,6 +1,6 @@
-"""Which model Hermes uses: what the settings say, else a provider whose key is set, else the demo.
+"""Chooses Hermes's model: the one in the settings, else that of a provider whose key is set.
 
-Only names of variables are ever shown, never their values.
+Only the names of variables are shown, never their values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """A provider as Hermes 0.19 knows it, the variables of its key, and a model to begin with."""
+    """A provider as Hermes 0.19 names it, the variables for its key, and a default model."""
 
     name: str
     variables: tuple[str, ...]
@@ -33,8 +33,8 @@ class Provider:
     extra: Mapping[str, str] = field(default_factory=dict)
 
 
-# In the order of preference. OpenAI's own endpoint would be upgraded to the Responses API
-# (agent/agent_init.py:508 of Hermes) unless api_mode says otherwise.
+# In order of preference. Without api_mode, Hermes uses the Responses API for OpenAI's own endpoint
+# (agent/agent_init.py:508).
 PROVIDERS: tuple[Provider, ...] = (
     Provider("openrouter", ("OPENROUTER_API_KEY",), "z-ai/glm-5.2"),
     Provider("anthropic", ("ANTHROPIC_API_KEY", "ANTHROPIC_TOKEN"), "claude-sonnet-5"),
@@ -79,7 +79,7 @@ PROVIDERS: tuple[Provider, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """The `model:` block of Hermes's config.yaml, and where it comes from, for people."""
+    """The `model:` block for Hermes's config.yaml, and its source as a text for people."""
 
     block: Mapping[str, Any]
     source: str
@@ -96,11 +96,11 @@ class ModelChoice:
 
 
 def choose_model(settings: Settings, environ: Mapping[str, str]) -> ModelChoice | None:
-    """The model that settings or keys ask for; None when there is neither."""
+    """The model that the settings or the keys select; None if there are neither."""
     if settings.custom_base_url:
         return _custom(settings)
     if settings.inference_provider or settings.inference_model:
-        return _asked_for(settings, environ)
+        return _named(settings, environ)
     for provider in PROVIDERS:
         for variable in provider.variables:
             if environ.get(variable, "").strip():
@@ -116,14 +116,14 @@ def demo_choice(base_url: str) -> ModelChoice:
         "api_key": "demo",
         "api_mode": "chat_completions",
         "context_length": 200_000,
-        # Else Hermes describes images instead of showing them (agent/image_routing.py:161).
+        # Otherwise Hermes describes images instead of passing them on (agent/image_routing.py:161).
         "supports_vision": True,
     }
     return ModelChoice(block, "no model key is set")
 
 
 def keys_that_are_set(environ: Mapping[str, str]) -> list[str]:
-    """Names of the model keys in the environment."""
+    """The names of the model keys in the environment."""
     names = {variable for provider in PROVIDERS for variable in provider.variables}
     names |= {"HERMES_CUSTOM_API_KEY"}
     return sorted(name for name in names if environ.get(name, "").strip())
@@ -133,28 +133,28 @@ def _custom(settings: Settings) -> ModelChoice:
     if not settings.inference_model:
         raise ConfigError(
             "HERMES_CUSTOM_BASE_URL is set, but no model is named",
-            "set HERMES_INFERENCE_MODEL to a model that server offers",
+            "set HERMES_INFERENCE_MODEL to a model of that server",
         )
     block = {
         "default": settings.inference_model,
         "provider": "custom",
         "base_url": settings.custom_base_url,
-        # Hermes expands this itself (hermes_cli/config.py:6664), so the key stays out of the file.
+        # Hermes expands the variable itself (hermes_cli/config.py:6664), so the file has no key.
         "api_key": "${HERMES_CUSTOM_API_KEY}" if settings.custom_api_key else "none",
         "api_mode": settings.custom_api_mode,
     }
     return ModelChoice(block, "HERMES_CUSTOM_BASE_URL")
 
 
-def _asked_for(settings: Settings, environ: Mapping[str, str]) -> ModelChoice:
-    """A provider by name, or a model name alone on the first provider with a key."""
+def _named(settings: Settings, environ: Mapping[str, str]) -> ModelChoice:
+    """The provider in the settings, or the first one with a key if only a model is named."""
     known = {p.name: p for p in PROVIDERS if p.name != "custom"} | {
         "nous": next(p for p in PROVIDERS if "NOUS_API_KEY" in p.variables)
     }
     if settings.inference_provider:
         provider = known.get(settings.inference_provider)
         if provider is None:
-            # A provider of Hermes that needs no key in the environment (a login, AWS).
+            # Hermes knows providers that need no key in the environment (a login, AWS).
             provider = Provider(settings.inference_provider, (), "")
         source = "HERMES_INFERENCE_PROVIDER"
     else:

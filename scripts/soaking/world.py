@@ -103,7 +103,7 @@ def _mib(samples: list[Sample]) -> float:
 async def world(
     folder: Path, way: str, tokens: dict[str, str], heard: Callable[[str], None]
 ) -> AsyncIterator[World]:
-    async with demo_model(heard=heard) as model:
+    async with demo_model(on_message=heard) as model:
         environ = environment(
             folder,
             MOLECULE_HERMES_PEER_TOKENS=",".join(f"{n}:{t}" for n, t in tokens.items()),

@@ -59,7 +59,7 @@ class Model:
 @pytest.fixture
 async def model() -> AsyncIterator[Model]:
     heard: list[str] = []
-    async with demo_model(heard=heard.append) as url:
+    async with demo_model(on_message=heard.append) as url:
         yield Model(url, heard)
 
 

@@ -96,8 +96,8 @@ async def test_it_writes_a_file_and_hands_it_over(http: httpx.AsyncClient, tmp_p
     assert made.read_text() == "it's $HOME; 42"
     for answered, told in {
         json.dumps({"output": run.stdout.decode(), "exit_code": 0}): f"MEDIA:{made}",
-        "no": "The file was not made: no",
-        '{"output": ""}': 'The file was not made: {"output": ""}',
+        "no": "The file was not written: no",
+        '{"output": ""}': 'The file was not written: {"output": ""}',
     }.items():
         messages = [{"role": "user", "content": asked}, {"role": "tool", "content": answered}]
         reply = content(await http.post("/chat/completions", json={"messages": messages}))
