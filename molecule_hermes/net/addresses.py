@@ -1,8 +1,8 @@
-"""Which addresses may be called on behalf of a peer: those of the public internet.
+"""Addresses that may be called on behalf of a peer: those of the public internet.
 
 A peer that could name any URL would reach what only this machine can reach: services on loopback,
-hosts behind the firewall, the cloud's metadata. The check is of addresses, not of names, and of
-the very addresses that are then connected to, so that a name that changes its answer gains nothing.
+hosts behind the firewall, the cloud's metadata. The check covers addresses rather than names, and
+exactly those addresses that are connected to afterwards. DNS rebinding does not get around it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MAX_URL = 8192
 _GLOBAL_V6 = IPv6Network("2000::/3")
 # Addresses that a gateway turns into the IPv4 address in their last 32 bits.
 _NAT64 = IPv6Network("64:ff9b::/96")
-# They count as public in some versions of Python or in all, and in some clouds answer with what
-# the machine itself may know.
+# Python, or some of its versions, counts these as public. Some clouds serve the machine's metadata
+# there.
 _METADATA = (IPv4Network("192.0.0.0/24"), IPv4Network("168.63.129.16/32"))
 
 
 class NotPublicError(BridgeError):
-    """The URL must not be called. The message is for whoever gave it."""
+    """The URL must not be called. The message is meant for the peer that sent it."""
 
 
 class PublicOnly(AbstractResolver):
@@ -47,14 +47,15 @@ class PublicOnly(AbstractResolver):
         self._resolver = resolver
 
     def connector(self, limit: int = 100, of_host: int = 0) -> aiohttp.TCPConnector:
-        """Connects to what this resolves and nothing else. Literal addresses need `parse` first:
-        aiohttp resolves names only."""
+        """Connects only to addresses that this object resolves. aiohttp does not resolve literal
+        addresses: call `parse` first."""
         return aiohttp.TCPConnector(
             resolver=self, use_dns_cache=False, limit=limit, limit_per_host=of_host
         )
 
     def parse(self, url: str | URL) -> URL:
-        """The URL, refused if its form or a literal address in it is no good."""
+        """Parses the URL. Raises `NotPublicError` if it is invalid or names an address that is not
+        public."""
         if len(str(url)) > MAX_URL:
             raise NotPublicError(f"a URL has at most {MAX_URL} characters")
         try:
@@ -71,7 +72,7 @@ class PublicOnly(AbstractResolver):
         return parsed
 
     async def check(self, url: str | URL) -> URL:
-        """As `parse`, and the host must resolve to public addresses now."""
+        """Like `parse`, but also requires that the host resolves to public addresses now."""
         parsed = self.parse(url)
         host, port = parsed.raw_host or "", parsed.port or 0
         if not _is_literal(host):
@@ -84,7 +85,7 @@ class PublicOnly(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """All addresses of a host; one that is not public refuses the host."""
+        """Resolves a host. Raises `NotPublicError` if any of its addresses is not public."""
         resolver = self._resolver or aiohttp.ThreadedResolver()
         try:
             found = await resolver.resolve(host, port, family)
@@ -105,7 +106,7 @@ class PublicOnly(AbstractResolver):
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Whether anybody on the internet could call it, too."""
+    """Whether the address belongs to the public internet."""
     if isinstance(address, IPv4Address):
         unicast = not (address.is_multicast or address.is_reserved)
         return address.is_global and unicast and not any(address in net for net in _METADATA)
@@ -118,7 +119,7 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
 
 
 def _is_literal(host: str) -> bool:
-    """Whether aiohttp takes the host for an address; all else goes through `resolve`."""
+    """Whether aiohttp treats the host as an address; it passes all others to `resolve`."""
     return ":" in host or host.replace(".", "").isdigit()
 
 
@@ -126,6 +127,6 @@ def _require_public(address: str, host: str) -> None:
     try:
         public = is_public(ipaddress.ip_address(address.partition("%")[0]))
     except ValueError:
-        public = False  # such as 127.1 or 0177.0.0.1, which the system would take
+        public = False  # such as 127.1 or 0177.0.0.1, which the system would accept
     if not public or "%" in address:
         raise NotPublicError(f"{host} is not a public address")

@@ -1,4 +1,4 @@
-"""Files that a peer gave the address of."""
+"""Downloads of files that a peer refers to by URL."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import aiohttp
 from yarl import URL
 
 from molecule_hermes import __version__
+from molecule_hermes.errors import BridgeError
 from molecule_hermes.net.addresses import NotPublicError, PublicOnly
 
 __all__ = ["Download", "DownloadError", "OversizeError", "fetch"]
@@ -16,30 +17,30 @@ _MAX_HOPS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _HEADERS = {
     "Accept": "*/*",
-    # What is measured is what arrives.
+    # The limit counts the bytes that arrive.
     "Accept-Encoding": "identity",
     "User-Agent": f"molecule-hermes/{__version__}",
 }
 
 
-class DownloadError(Exception):
-    """The file could not be had. The message is for the peer."""
+class DownloadError(BridgeError):
+    """The file could not be downloaded. The message is meant for the peer."""
 
 
 class OversizeError(DownloadError):
-    """The file has more bytes than it may have."""
+    """The file exceeds the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Download:
     name: str
-    """The last part of the address's path; may be empty."""
+    """The last segment of the URL's path; may be empty."""
     media_type: str
     data: bytes = field(repr=False)
 
 
 async def fetch(url: str, addresses: PublicOnly, limit: int) -> Download:
-    """Gets a file of at most `limit` bytes. How long that may take is the caller's to bound."""
+    """Downloads a file of at most `limit` bytes. The caller bounds the time."""
     try:
         async with aiohttp.ClientSession(
             connector=addresses.connector(),
@@ -52,7 +53,7 @@ async def fetch(url: str, addresses: PublicOnly, limit: int) -> Download:
     except NotPublicError as error:
         raise DownloadError(str(error)) from error
     except TimeoutError as error:
-        raise DownloadError("its server does not answer in time") from error
+        raise DownloadError("its server did not answer in time") from error
     except (aiohttp.ClientError, OSError) as error:
         raise DownloadError("its server cannot be reached") from error
 
@@ -60,7 +61,7 @@ async def fetch(url: str, addresses: PublicOnly, limit: int) -> Download:
 async def _follow(
     session: aiohttp.ClientSession, addresses: PublicOnly, url: str | URL, limit: int
 ) -> Download:
-    """Each hop is checked as if the peer had named it."""
+    """Checks each redirect as if the peer had sent it."""
     for _ in range(_MAX_HOPS + 1):
         checked = addresses.parse(url)
         async with session.get(checked, allow_redirects=False) as response:
@@ -68,7 +69,7 @@ async def _follow(
                 return Download(checked.name, response.content_type, await _body(response, limit))
             location = response.headers.get("Location", "")
             if response.status not in _REDIRECTS or not location:
-                raise DownloadError(f"its server answers with status {response.status}")
+                raise DownloadError(f"its server answered with status {response.status}")
             url = _joined(checked, location)
     raise DownloadError(f"it is redirected more than {_MAX_HOPS} times")
 
@@ -77,7 +78,7 @@ def _joined(base: URL, location: str) -> URL:
     try:
         return base.join(URL(location))
     except ValueError as error:
-        raise DownloadError("it is redirected to what is no URL") from error
+        raise DownloadError("it is redirected to an invalid URL") from error
 
 
 async def _body(response: aiohttp.ClientResponse, limit: int) -> bytes:

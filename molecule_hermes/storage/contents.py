@@ -1,4 +1,4 @@
-"""What a stored task holds: text joined, rejected messages cut, and only what can be shown."""
+"""The content of stored tasks: joined text, trimmed messages, values that JSON can express."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from google.protobuf.struct_pb2 import Struct, Value
 __all__ = ["content_digest", "merge_text", "replace_non_finite", "trim_rejected", "unreadable"]
 
 MAX_REJECTED = 1024
-"""Characters, and bytes of a message that is left as it is."""
+"""Characters of text to keep; a message of as many bytes is kept whole."""
 
 
 def merge_text(task: Task) -> None:
     """Joins the text parts that streaming left in each artifact into one, in place.
 
-    The SDK appends a part per update. Clients read an artifact's parts as paragraphs, and every
-    save and every event copies them all.
+    Streaming appends a part per update. Clients show the parts of an artifact as paragraphs, and
+    every save and every snapshot would copy them all.
     """
     for artifact in task.artifacts:
         parts = artifact.parts
@@ -45,7 +45,7 @@ def content_digest(kept: Message) -> str:
 
 
 def trim_rejected(task: Task) -> None:
-    """Keeps of a message that was never run no more than the beginning of its text, in place."""
+    """Cuts the messages of a REJECTED task to the beginning of their text, in place."""
     if task.status.state != TaskState.TASK_STATE_REJECTED:
         return
     for message in task.history:
@@ -59,19 +59,20 @@ def trim_rejected(task: Task) -> None:
 
 
 def replace_non_finite(task: Task) -> None:
-    """Makes texts of numbers that JSON cannot express, in place.
+    """Replaces numbers that JSON cannot express by strings, in place.
 
-    Older bridges stored them, and the SDK can show neither such a task nor a page that has it.
+    A store may hold such numbers from an older bridge. The SDK can serialize neither such a task
+    nor a page that contains it.
     """
     for struct in _structs(task):
-        _mend_all(struct.fields.values())
+        _replace_all(struct.fields.values())
     for part in _parts(task):
         if part.WhichOneof("content") == "data":
-            _mend(part.data)
+            _replace(part.data)
 
 
 def unreadable(task_id: str, context_id: str, state: int, updated: int | None) -> Task:
-    """What is shown in the place of a task whose stored form cannot be read; `updated` in ns."""
+    """Replaces a task whose stored form cannot be read. `updated` is in nanoseconds."""
     task = Task(id=task_id, context_id=context_id)
     task.status.state = cast("TaskState", state)
     if updated is not None:
@@ -102,17 +103,17 @@ def _structs(task: Task) -> Iterator[Struct]:
             yield holder.metadata
 
 
-def _mend_all(values: Iterable[Value]) -> None:
+def _replace_all(values: Iterable[Value]) -> None:
     for value in values:
-        _mend(value)
+        _replace(value)
 
 
-def _mend(value: Value) -> None:
+def _replace(value: Value) -> None:
     match value.WhichOneof("kind"):
         case "number_value" if not math.isfinite(value.number_value):
             number = value.number_value
             value.string_value = "NaN" if math.isnan(number) else f"{'-' * (number < 0)}Infinity"
         case "struct_value":
-            _mend_all(value.struct_value.fields.values())
+            _replace_all(value.struct_value.fields.values())
         case "list_value":
-            _mend_all(value.list_value.values)
+            _replace_all(value.list_value.values)

@@ -17,11 +17,12 @@ logger = logging.getLogger(__name__)
 
 _PRUNE_EVERY = 600.0
 _PRUNE_PAUSE = 0.1
-"""Between two batches, so that turns come first."""
+"""Seconds between two batches, so that turns go first."""
 
 
 @contextlib.asynccontextmanager
 async def pruned(store: Store, days: float, keep: int) -> AsyncIterator[None]:
+    """Prunes the store for as long as the context is open."""
     pruner = asyncio.create_task(_prune(store, days, keep), name="pruner")
     try:
         yield
@@ -32,11 +33,11 @@ async def pruned(store: Store, days: float, keep: int) -> AsyncIterator[None]:
 
 async def _prune(store: Store, days: float, keep: int) -> None:
     while True:
-        pruned = 0
+        deleted = 0
         try:
-            pruned = await store.prune(time.time() - days * 86_400, keep)
+            deleted = await store.prune(time.time() - days * 86_400, keep)
         except StorageFailure as failure:
-            logger.warning("old tasks could not be deleted now: %s", failure)
+            logger.warning("old tasks cannot be deleted now: %s", failure)
         except Exception:
             logger.exception("old tasks could not be deleted")
-        await asyncio.sleep(_PRUNE_PAUSE if pruned else _PRUNE_EVERY)
+        await asyncio.sleep(_PRUNE_PAUSE if deleted else _PRUNE_EVERY)

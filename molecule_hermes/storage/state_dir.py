@@ -1,4 +1,4 @@
-"""STATE_DIR belongs to its owner alone, whatever the umask was."""
+"""Permissions of STATE_DIR: only its owner may read it, whatever the umask was."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ logger = logging.getLogger(__name__)
 
 
 def make_private(folder: Path) -> None:
-    """Creates the folder with mode 700 and takes others' permissions from what is in it.
+    """Creates the folder with mode 700, and removes the permissions of others from its entries.
 
-    It also sets this process's umask, which Hermes and its tools inherit, so that whatever they
-    create later is private too. A folder that cannot be used is left to those who need it: the
-    store and Hermes's home each report that with what to do.
+    Also sets the umask of this process, which Hermes and its tools inherit: files that they create
+    later are private, too. Ignores a folder that cannot be used: the store and Hermes's home report
+    it with a hint.
     """
     os.umask(0o077)
     try:
@@ -26,14 +26,14 @@ def make_private(folder: Path) -> None:
         return
     for path in (folder, *entries):
         if not path.is_symlink():
-            _take_from_others(path)
+            _remove_permissions_of_others(path)
 
 
-def _take_from_others(path: Path) -> None:
-    """A volume's root may belong to another user, as with Kubernetes's fsGroup: no error."""
+def _remove_permissions_of_others(path: Path) -> None:
+    """The root of a volume may belong to another user, as with Kubernetes's fsGroup: no error."""
     try:
         mode = path.stat().st_mode & 0o7777
         if mode & 0o077:
             path.chmod(mode & 0o7700)
     except OSError as error:
-        logger.warning("%s stays open to other users: %s", path, error.strerror)
+        logger.warning("other users can still read %s: %s", path, error.strerror)

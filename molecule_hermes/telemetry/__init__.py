@@ -1,1 +1,1 @@
-"""What operators can observe: metrics."""
+"""Metrics."""

@@ -1,4 +1,4 @@
-"""Figures for operators, in Prometheus's format. They name no peer and no text."""
+"""Metrics for operators in the Prometheus format. They contain no peer's name and no text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
 class Metrics:
-    """One registry for each bridge: several may live in one process."""
+    """Has its own registry, because several bridges may run in one process."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -71,17 +71,17 @@ class Metrics:
     def connection_closed(self, reason: str) -> None:
         self._closed.labels(reason).inc()
 
-    def watch(self, name: str, what: str, figure: Callable[[], float]) -> None:
-        """A figure that is asked for whenever somebody looks."""
-        gauge = Gauge(f"molecule_hermes_{name}", what, registry=self._registry)
-        gauge.set_function(figure)
+    def watch(self, name: str, description: str, read: Callable[[], float]) -> None:
+        """Adds a gauge whose value is read on each scrape."""
+        gauge = Gauge(f"molecule_hermes_{name}", description, registry=self._registry)
+        gauge.set_function(read)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
 
 
 class CountResponses:
-    """Middleware around all others, so that what they refuse counts, too."""
+    """The outermost middleware, so that it also counts what the others refuse."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app

@@ -1,8 +1,8 @@
-"""A SQLite file that belongs to one bridge: locked, checked, migrated, written in groups.
+"""A SQLite file that belongs to one bridge: locked, checked, migrated, written in batches.
 
-WAL with `synchronous=NORMAL`: a commit is in the operating system's hands when it returns, so it
-survives the death of the process. A power cut may take the last commits, but leaves the file whole.
-(`FULL` would sync the disk for every commit.)
+The file is in WAL mode with `synchronous=NORMAL`. A commit has reached the operating system when it
+returns, so it survives the death of the process. A power cut may lose the last commits, but leaves
+the file intact. (`FULL` would sync the disk for every commit.)
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Database:
         self._reading = _Lazy(self._connect)
         self.commits = 0
         self.failed = False
-        """Whether the last write did."""
+        """Whether the last write failed."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -124,18 +124,18 @@ class Database:
         except TimeoutError:
             raise StorageFailure(f"{self._path.name} did not answer in {seconds:g} s") from None
 
-    # In the threads.
+    # The rest runs in the threads.
 
     def _write_all(self, statements: Sequence[Statement]) -> Sequence[None]:
         try:
-            self._require_the_same_file()
+            self._require_same_file()
             connection = self._writing.get()
             connection.execute("BEGIN IMMEDIATE")
             for sql, group in itertools.groupby(statements, itemgetter(0)):
                 connection.executemany(sql, [values for _, values in group])
             connection.execute("COMMIT")
         except (sqlite3.Error, OSError) as error:
-            # A new connection is the surest way out of whatever state this one is in.
+            # This connection may be in any state: the next write opens a new one.
             self._writing.drop()
             self.failed = True
             raise self._failure(error, "written") from error
@@ -156,8 +156,8 @@ class Database:
         except Exception as error:
             return error
 
-    def _require_the_same_file(self) -> None:
-        """SQLite itself goes on in a file that was deleted, and all of it is lost in the end."""
+    def _require_same_file(self) -> None:
+        """SQLite keeps writing to a deleted file, which is lost when the file is closed."""
         found = os.stat(self._path)  # noqa: PTH116 - on the path of every commit
         if (found.st_dev, found.st_ino) != self._inode:
             raise FileNotFoundError(f"{self._path} was replaced")
@@ -186,13 +186,13 @@ class Database:
             return StorageFailure(f"{name} was deleted or replaced", hint=hint)
         return StorageFailure(_reason(error, name))
 
-    # At the start.
+    # Opening.
 
     def _open(self) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = _lock(self._path)
-            # SQLite gives its other files the mode of this one.
+            # SQLite gives its other files the same mode.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
         except OSError as error:
             raise StartError(
@@ -205,7 +205,8 @@ class Database:
         try:
             with contextlib.closing(self._connect()) as connection:
                 self._prepare(connection)
-                # As long as it stands, SQLite keeps the files that a full disk could not make anew.
+                # This connection stays open. Without one SQLite deletes its WAL files, and on a
+                # full disk it could not create them again.
                 self._reading.get().execute("SELECT 1 FROM sqlite_master").fetchone()
         except sqlite3.Error as error:
             hint = _HINTS.get(str(getattr(error, "sqlite_errorname", "")), _RECOVERY)
@@ -213,7 +214,7 @@ class Database:
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         version = self._version(connection)
-        _require_sound(connection, self._path)
+        _require_intact(connection, self._path)
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
             raise StartError(
@@ -228,7 +229,7 @@ class Database:
             )
 
     def _version(self, connection: sqlite3.Connection) -> int:
-        """The file's version, 0 for an empty one; refuses what is not ours."""
+        """The version of the file, 0 for an empty one. Raises `StartError` for a foreign file."""
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -249,7 +250,7 @@ class Database:
 
 
 class _Lazy:
-    """A connection that is opened when it is needed, again after it was dropped."""
+    """A connection that is opened on first use, and again after it was dropped."""
 
     def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
         self._connect = connect
@@ -268,7 +269,7 @@ class _Lazy:
 
 
 def _lock(path: Path) -> int:
-    """Held until it is closed, by the death of the process if by nothing else."""
+    """Locks the file until the handle is closed or the process dies."""
     handle = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -279,13 +280,13 @@ def _lock(path: Path) -> int:
             f"another bridge (process {process}) uses {path}",
             "stop it, or set another MOLECULE_HERMES_STATE_DIR",
         ) from None
-    with contextlib.suppress(OSError):  # a full disk, which is told later and better
+    with contextlib.suppress(OSError):  # a full disk is reported later, with more detail
         os.ftruncate(handle, 0)
         os.write(handle, str(os.getpid()).encode())
     return handle
 
 
-def _require_sound(connection: sqlite3.Connection, path: Path) -> None:
+def _require_intact(connection: sqlite3.Connection, path: Path) -> None:
     end = time.monotonic() + _INSPECTION
     connection.set_progress_handler(lambda: time.monotonic() > end, 10_000)
     try:

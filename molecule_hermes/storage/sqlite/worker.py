@@ -1,4 +1,4 @@
-"""A thread that does all the work that waits, at once."""
+"""A thread that runs waiting jobs in batches."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["Worker"]
 
 Job = TypeVar("Job")
 
-_AT_ONCE = 128
-"""Jobs of a lot. More share a commit hardly better, and who waited goes on in smaller waves: of
-2,000 turns that begin at once each takes 3 KiB less."""
-Lot = list[tuple[Job, asyncio.Future[Any]]]
+_MAX_BATCH = 128
+"""A larger batch hardly saves commits. Smaller batches let callers continue in smaller waves, which
+saves 3 KiB per turn when 2,000 turns begin at once."""
+Batch = list[tuple[Job, asyncio.Future[Any]]]
 
 
 class Worker(Generic[Job]):
-    """Jobs wait on the loop's side while the thread is busy, and go over to it as one lot.
+    """Collects jobs in the event loop while the thread is busy, and then passes them on as a batch.
 
-    So nothing is locked, and what arrives during one commit shares the next.
+    So nothing needs a lock, and all jobs that arrive during one commit share the next one.
     """
 
     def __init__(
@@ -31,14 +31,14 @@ class Worker(Generic[Job]):
         work: Callable[[Sequence[Job]], Sequence[Any]],
         close: Callable[[], None],
     ) -> None:
-        """`work` gives an outcome for each job, an exception for one that failed."""
+        """`work` returns an outcome for each job: its result, or the exception that it raised."""
         self._work = work
         self._close = close
         self._loop = asyncio.get_running_loop()
-        self._waiting: Lot[Job] = []
+        self._waiting: Batch[Job] = []
         self._busy = False
-        self._lots: queue.SimpleQueue[Lot[Job] | None] = queue.SimpleQueue()
-        # A daemon: a disk that no longer answers must not keep the process from ending.
+        self._batches: queue.SimpleQueue[Batch[Job] | None] = queue.SimpleQueue()
+        # A daemon thread: a disk that no longer answers must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -50,35 +50,35 @@ class Worker(Generic[Job]):
         return future
 
     async def stop(self, timeout: float) -> None:
-        """Lets the thread finish what it was given; call it when nobody submits any more."""
+        """Waits up to `timeout` seconds for the remaining jobs. Submit none after this call."""
         if self._waiting and not self._busy:
             self._hand_over()
-        self._lots.put(None)
+        self._batches.put(None)
         await asyncio.to_thread(self._thread.join, timeout)
 
     def _hand_over(self) -> None:
-        """Leaves out what nobody waits for any more: they were told that it failed."""
+        """Leaves out jobs whose callers no longer wait: those calls have already failed."""
         waiting = [(job, future) for job, future in self._waiting if not future.done()]
-        lot, self._waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
-        self._busy = bool(lot)
-        if lot:
-            self._lots.put(lot)
+        batch, self._waiting = waiting[:_MAX_BATCH], waiting[_MAX_BATCH:]
+        self._busy = bool(batch)
+        if batch:
+            self._batches.put(batch)
 
     def _run(self) -> None:
-        while (lot := self._lots.get()) is not None:
+        while (batch := self._batches.get()) is not None:
             try:
-                outcomes = self._work([job for job, _ in lot])
+                outcomes = self._work([job for job, _ in batch])
             except Exception as error:
-                outcomes = [error] * len(lot)
-            with contextlib.suppress(RuntimeError):  # the loop is gone, and so is who waited
-                self._loop.call_soon_threadsafe(self._done, lot, outcomes)
+                outcomes = [error] * len(batch)
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the callers
+                self._loop.call_soon_threadsafe(self._done, batch, outcomes)
         self._close()
 
-    def _done(self, lot: Lot[Job], outcomes: Sequence[Any]) -> None:
+    def _done(self, batch: Batch[Job], outcomes: Sequence[Any]) -> None:
         self._busy = False
         if self._waiting:
             self._hand_over()
-        for (_, future), outcome in zip(lot, outcomes, strict=True):
+        for (_, future), outcome in zip(batch, outcomes, strict=True):
             if future.done():
                 continue
             if isinstance(outcome, Exception):
