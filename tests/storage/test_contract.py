@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +26,16 @@ from a2a.utils.task import encode_page_token
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from molecule_hermes.errors import StorageFailure
 from molecule_hermes.protocol.webhook_payloads import is_v03, registered_by
-from molecule_hermes.storage.base import Store
+from molecule_hermes.storage.base import Store, call_limit
 from molecule_hermes.storage.contents import content_digest
 from molecule_hermes.storage.memory import MemoryTaskStore
 from molecule_hermes.storage.postgresql.store import PostgresTaskStore
 from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 from tests.support.postgres import Postgres
 from tests.support.tasks import context, task
+from tests.support.waiting import until
 
 
 @asynccontextmanager
@@ -352,6 +361,103 @@ async def test_the_sweep_ends_what_has_no_end_and_nothing_else(reopen: Reopen) -
             assert after is not None
             assert after.status.state == task("", "FAILED").status.state
             assert after.artifacts == before.artifacts
+
+
+# A storage that fails.
+
+
+async def fails_in_time(call: Awaitable[Any], limit: float) -> None:
+    began = time.monotonic()
+    with pytest.raises(StorageFailure):
+        await call
+    assert time.monotonic() - began < limit + 1
+
+
+def calls(store: Store) -> list[Callable[[], Awaitable[Any]]]:
+    configs = store.push_configs
+    return [
+        lambda: store.save(task("lost"), context()),
+        lambda: store.get("t", context()),
+        lambda: store.list(ListTasksRequest(), context()),
+        lambda: store.delete("t", context()),
+        lambda: store.prune(time.time() - 60, 0),
+        store.bytes_by_owner,
+        lambda: store.messages(0),
+        lambda: store.sweep(lambda _: None),
+        lambda: configs.set_info("t", push("c"), context()),
+        lambda: configs.get_info("t", context()),
+        lambda: configs.get_info_for_dispatch("t"),
+        lambda: configs.delete_info("t", context()),
+        store.check,
+    ]
+
+
+PATIENCE = 0.3
+
+
+@asynccontextmanager
+async def hanging_sqlite(path: Path) -> AsyncIterator[tuple[Store, AbstractContextManager[None]]]:
+    async with SqliteTaskStore(path, patience=PATIENCE) as store:
+        yield store, no_answer(store)
+
+
+@contextmanager
+def no_answer(store: SqliteTaskStore) -> Iterator[None]:
+    """Both threads of the store wait for a disk that does not answer."""
+    answer = threading.Event()
+    for connection in (store.database._reading, store.database._writing):
+        connection.get().create_function("hang", 0, lambda: answer.wait(60))
+    reading = asyncio.ensure_future(store.database.read("SELECT hang()"))
+    sql = "DELETE FROM checks WHERE number = hang()"
+    writing = asyncio.ensure_future(store.database.write(sql, ()))
+    try:
+        yield
+    finally:
+        answer.set()
+        for waiting in (reading, writing):
+            waiting.cancel()
+
+
+@asynccontextmanager
+async def hanging_postgresql(
+    server: Postgres,
+) -> AsyncIterator[tuple[Store, AbstractContextManager[None]]]:
+    async with PostgresTaskStore(server.new_database(), patience=PATIENCE) as store:
+        yield store, server.suspended()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def hanging(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
+    """A store, and a context in which its storage does not answer."""
+    if request.param == "sqlite":
+        opened: Any = hanging_sqlite(tmp_path / "tasks.db")
+    else:
+        opened = hanging_postgresql(request.getfixturevalue("database"))
+    async with asyncio.timeout(60), opened as made:
+        yield made
+
+
+async def test_every_call_to_a_storage_that_hangs_fails_in_time_and_it_recovers(
+    hanging: tuple[Store, AbstractContextManager[None]],
+) -> None:
+    store, hang = hanging
+    limit = call_limit(PATIENCE)
+    await store.save(task("t", "WORKING"), context())
+    with hang:
+        # More of them at once than there are connections.
+        await asyncio.gather(*(fails_in_time(call(), limit) for call in calls(store) * 2))
+        await fails_in_time(store.save(task("lost"), context()), limit)
+
+    async def works() -> bool:
+        with suppress(StorageFailure):
+            await store.check()
+            return await store.get("t", context()) == task("t", "WORKING")
+        return False
+
+    await until(works)
+
+
+# Messages.
 
 
 def begun_by(message_id: str, task_id: str, state: str = "COMPLETED") -> Task:

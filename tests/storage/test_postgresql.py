@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,6 +20,7 @@ from molecule_hermes.storage.base import call_limit
 from molecule_hermes.storage.opening import open_store
 from molecule_hermes.storage.postgresql import schema
 from molecule_hermes.storage.postgresql.store import PostgresTaskStore
+from tests.storage.test_contract import fails_in_time
 from tests.support.postgres import PASSWORD, Postgres
 from tests.support.serving import free_port
 from tests.support.tasks import context, task
@@ -158,42 +158,6 @@ async def test_the_sweep_has_an_index(url: str) -> None:
 
 
 # A database that does not answer.
-
-
-async def fails_in_time(call: Awaitable[Any], limit: float) -> None:
-    began = time.monotonic()
-    with pytest.raises(StorageFailure):
-        await call
-    assert time.monotonic() - began < limit + 1
-
-
-def calls(store: PostgresTaskStore) -> list[Callable[[], Awaitable[Any]]]:
-    configs = store.push_configs
-    config = TaskPushNotificationConfig(id="c", url="https://example.org")
-    return [
-        lambda: store.save(task("lost"), context()),
-        lambda: store.get("t", context()),
-        lambda: store.list(ListTasksRequest(), context()),
-        lambda: store.delete("t", context()),
-        lambda: store.prune(time.time(), 0),
-        store.bytes_by_owner,
-        lambda: store.messages(0),
-        lambda: configs.set_info("t", config, context()),
-        lambda: configs.get_info_for_dispatch("t"),
-        store.check,
-    ]
-
-
-async def test_a_server_that_hangs_is_not_waited_for(database: Postgres, url: str) -> None:
-    patience = 0.3
-    async with opened(url, patience=patience) as store:
-        await store.save(task("t"), context())
-        with database.suspended():
-            waits = (fails_in_time(call(), call_limit(patience)) for call in calls(store) * 2)
-            await asyncio.gather(*waits)
-            await fails_in_time(store.save(task("lost"), context()), call_limit(patience))
-        await until(lambda: works(store))
-        assert await store.get("t", context()) == task("t")
 
 
 async def test_a_backend_that_hangs_delays_one_call_only(database: Postgres, url: str) -> None:
