@@ -1,4 +1,4 @@
-"""What the bridge keeps is its owner's alone, whatever the umask says."""
+"""Only the owner of STATE_DIR may read its files, whatever the umask is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def open_to_others(folder: Path) -> list[str]:
     return [str(p.relative_to(folder)) for p in found if p.lstat().st_mode & 0o077]
 
 
-def test_a_folder_that_others_could_read_is_closed(tmp_path: Path) -> None:
+def test_the_permissions_of_others_are_removed(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     (folder / "work").mkdir(parents=True)
     (folder / "tasks.db").write_bytes(b"")
@@ -39,7 +39,7 @@ def test_a_folder_that_others_could_read_is_closed(tmp_path: Path) -> None:
     assert open_to_others(folder) == []
 
 
-def test_a_link_in_the_folder_does_not_change_what_it_points_to(tmp_path: Path) -> None:
+def test_the_target_of_a_link_in_the_folder_keeps_its_permissions(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_bytes(b"")
     folder = tmp_path / "state"
@@ -62,8 +62,8 @@ async def test_a_served_bridge_keeps_its_files_private(tmp_path: Path) -> None:
         assert [name for name in open_to_others(folder) if name.split("/")[0] not in mine] == []
 
 
-def test_the_folder_of_a_store_that_is_embedded_is_private_too(tmp_path: Path) -> None:
-    """Whoever opens the store without `up` or `serve` has an umask of their own."""
+def test_the_folder_of_an_embedded_store_is_private(tmp_path: Path) -> None:
+    """An application that opens the store without `up` or `serve` has its own umask."""
     code = (
         "import asyncio, os, pathlib, sys\n"
         "os.umask(0)\n"

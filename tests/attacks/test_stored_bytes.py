@@ -1,4 +1,4 @@
-"""What a peer leaves behind is bounded: ids, rejected messages, stored bytes, pages of them."""
+"""Bounds on what a peer stores: ids, rejected messages, bytes in all, bytes of a page."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def store(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("version", ["1.0", "0.3"])
 @pytest.mark.parametrize("binding", ["JSONRPC", "HTTP+JSON"])
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_ids_are_bounded_whichever_way_they_come(
+async def test_ids_are_bounded_in_every_binding_and_version(
     bridge: StartBridge, binding: str, version: str, streaming: bool
 ) -> None:
     transport = ScriptedTransport(Completed("x"))
@@ -77,7 +77,9 @@ async def test_ids_are_bounded_whichever_way_they_come(
 # Rejected messages.
 
 
-async def test_a_rejected_message_leaves_little_behind(bridge: StartBridge, store: str) -> None:
+async def test_of_a_rejected_message_only_the_beginning_is_stored(
+    bridge: StartBridge, store: str
+) -> None:
     request = message("Ä" * 200_000)
     request.message.parts.add(raw=b"r" * 200_000, filename="f")
     request.message.parts.add().data.struct_value["key"] = "d" * 200_000
@@ -102,7 +104,7 @@ def stored_bytes(figures: str) -> float:
     return float(line.split()[1])
 
 
-def test_a_small_message_and_what_was_run_stay_as_they_are() -> None:
+def test_small_messages_and_messages_of_turns_that_ran_are_stored_whole() -> None:
     small, run = task("small", "REJECTED"), task("run", "FAILED")
     small.history.add(message_id="m", role=Role.ROLE_USER).parts.add(text="x" * 500)
     run.history.add(message_id="m", role=Role.ROLE_USER).parts.add(text="x" * 50_000)
@@ -116,9 +118,7 @@ def test_a_small_message_and_what_was_run_stay_as_they_are() -> None:
 # The quota.
 
 
-async def test_a_peer_beyond_its_quota_is_refused_by_name_and_no_other(
-    bridge: StartBridge, store: str
-) -> None:
+async def test_only_the_peer_beyond_its_quota_is_refused(bridge: StartBridge, store: str) -> None:
     transport = ScriptedTransport(Completed("x" * BIG))
     async with (
         bridge(transport, STORE=store, PEER_TOKENS=TOKENS, MAX_STORED_BYTES_OF_PEER=3 * BIG) as b,
@@ -155,7 +155,7 @@ async def test_the_quota_counts_what_is_stored_already(bridge: StartBridge, stor
             assert (await ask(client, "hi")).states[-1] == expected
 
 
-async def test_what_is_deleted_makes_room(
+async def test_deleted_tasks_free_the_quota(
     bridge: StartBridge, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("molecule_hermes.storage.retention._PRUNE_EVERY", 0.05)
@@ -173,7 +173,7 @@ async def test_what_is_deleted_makes_room(
             await until(only_one)
 
 
-async def test_without_a_limit_nothing_is_refused(bridge: StartBridge) -> None:
+async def test_without_a_limit_no_turn_is_refused(bridge: StartBridge) -> None:
     transport = ScriptedTransport(Completed("x" * BIG))
     async with bridge(transport, MAX_STORED_BYTES_OF_PEER=0) as b, peer(b.url) as client:
         for _ in range(3):
@@ -209,7 +209,7 @@ PRUNE = st.tuples(st.just("prune"))
 
 @settings(max_examples=30)
 @given(st.lists(SAVE | SAVE | PRUNE, max_size=20))
-def test_the_count_in_memory_is_what_is_on_disk(steps: list[Any]) -> None:
+def test_the_count_in_memory_equals_the_bytes_on_disk(steps: list[Any]) -> None:
     async def compare() -> None:
         with tempfile.TemporaryDirectory() as folder:
             async with (
@@ -260,7 +260,9 @@ async def tasks(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 @pytest.mark.parametrize("at", [None, 1], ids=["without a time", "at the same time"])
-async def test_a_page_is_bounded_in_bytes_and_the_next_goes_on(tasks: Any, at: int | None) -> None:
+async def test_a_page_is_bounded_in_bytes_and_the_next_one_continues(
+    tasks: Any, at: int | None
+) -> None:
     sizes = [1.5, 1.5, 1.5, 9, 0, 0, 3, 1, 0.1, 2]
     for number, size in enumerate(sizes):
         await tasks.save(task(f"t{number}", at=at, text="x" * int(size * 2**20)), context())
@@ -292,7 +294,7 @@ async def test_a_listing_over_the_wire_is_bounded_too(bridge: StartBridge, store
     assert not second.next_page_token
 
 
-async def test_any_page_token_gives_a_page_or_the_protocols_error(tasks: Any) -> None:
+async def test_any_page_token_returns_a_page_or_an_invalid_params_error(tasks: Any) -> None:
     await tasks.save(task("t"), context())
     for token in ("AAAA", "eyJ0cyI6MSwiaWQiOiJcdTAwMDAifQ", "\x00", "!", "dABh"):
         with suppress(InvalidParamsError):

@@ -1,4 +1,4 @@
-"""What a peer may have called, and what not, whatever it looks like."""
+"""URLs that may be called on behalf of a peer, and those that are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.serving import serve
 
 
 class Resolver(AbstractResolver):
-    """Answers from a list, the last one again and again."""
+    """Answers from a list, and repeats its last answer."""
 
     def __init__(self, *answers: str) -> None:
         self.answers = list(answers)
@@ -49,7 +49,7 @@ class Resolver(AbstractResolver):
 
 @asynccontextmanager
 async def local_server() -> AsyncIterator[tuple[int, list[str]]]:
-    """A server on loopback that a peer must not reach: its port, and who called it."""
+    """A server on loopback that a peer must not reach: its port, and the requests it received."""
     called: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -139,7 +139,7 @@ async def test_addresses_that_only_this_machine_reaches_are_refused(url: str) ->
         "http://exa\\mple.com/",
     ],
 )
-async def test_what_is_no_plain_http_url_is_refused(url: str) -> None:
+async def test_anything_but_a_plain_http_url_is_refused(url: str) -> None:
     with pytest.raises(NotPublicError) as refused:
         await PublicOnly(resolver=Resolver("1.1.1.1")).check(url)
     assert "secret" not in str(refused.value)
@@ -157,17 +157,17 @@ async def test_what_is_no_plain_http_url_is_refused(url: str) -> None:
         "https://example.com/a?b#c",
     ],
 )
-async def test_public_addresses_are_taken(url: str) -> None:
+async def test_public_addresses_are_accepted(url: str) -> None:
     assert (await PublicOnly(resolver=Resolver("1.1.1.1")).check(url)).scheme in ("http", "https")
 
 
-async def test_one_private_address_among_public_ones_refuses_the_host() -> None:
+async def test_a_host_with_one_private_address_among_public_ones_is_refused() -> None:
     for answer in ("1.1.1.1,10.0.0.1", "2606:4700:4700::1111,::1"):
         with pytest.raises(NotPublicError, match=r"example\.com is not a public address"):
             await PublicOnly(resolver=Resolver(answer)).check("http://example.com/")
 
 
-async def test_a_name_that_does_not_exist_is_told_so() -> None:
+async def test_a_name_that_does_not_exist_cannot_be_resolved() -> None:
     for host in ("does-not-exist.invalid", "x" * 70 + ".invalid", "a..invalid", ".invalid", "a b"):
         with pytest.raises(NotPublicError, match="cannot be resolved"):
             await PublicOnly().check(f"http://{host}/")
@@ -182,7 +182,7 @@ async def test_a_connection_to_a_private_address_is_not_made() -> None:
     assert called == []
 
 
-async def test_a_name_that_changes_its_answer_after_the_check_is_not_connected_to() -> None:
+async def test_a_name_that_becomes_private_after_the_check_is_not_connected_to() -> None:
     async with local_server() as (port, called):
         rebinding = Resolver("1.1.1.1", "127.0.0.1")
         public = PublicOnly(resolver=rebinding)
@@ -195,7 +195,7 @@ async def test_a_name_that_changes_its_answer_after_the_check_is_not_connected_t
 
 
 @pytest.mark.parametrize("allowed", ["localhost", "LocalHost", "localhost:{port}"])
-async def test_an_allowed_host_is_called_wherever_it_is(allowed: str) -> None:
+async def test_an_allowed_host_may_have_a_private_address(allowed: str) -> None:
     async with local_server() as (port, called):
         public = PublicOnly([allowed.format(port=port)], Resolver("127.0.0.1"))
         url = await public.check(f"http://localhost:{port}/")
@@ -209,7 +209,7 @@ async def test_an_allowed_host_is_called_wherever_it_is(allowed: str) -> None:
     assert called == [f"localhost:{port}"]
 
 
-async def test_an_allowed_port_allows_no_other() -> None:
+async def test_an_allowed_port_does_not_allow_others() -> None:
     public = PublicOnly(["127.0.0.1:9000", "[::1]:9000", "::2"])
     for url in ("http://127.0.0.1:9000/", "http://[::1]:9000/", "http://[::2]:1/"):
         await public.check(url)
@@ -219,7 +219,7 @@ async def test_an_allowed_port_allows_no_other() -> None:
 
 
 @given(st.ip_addresses(v=4))
-def test_an_address_is_judged_the_same_in_every_dress(address: ipaddress.IPv4Address) -> None:
+def test_every_notation_of_an_address_gets_the_same_verdict(address: ipaddress.IPv4Address) -> None:
     number = int(address)
     dressed = [
         ipaddress.IPv6Address((0xFFFF << 32) | number),
@@ -231,7 +231,7 @@ def test_an_address_is_judged_the_same_in_every_dress(address: ipaddress.IPv4Add
 
 
 @given(st.text() | st.from_regex(r"https?://[^/]*/?.*"))
-def test_any_text_is_a_url_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
         url = PublicOnly().parse(text)
     except NotPublicError:

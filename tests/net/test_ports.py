@@ -1,4 +1,4 @@
-"""Whether a port is free, and what is said when it is not."""
+"""Free and taken ports, and the messages about them."""
 
 from __future__ import annotations
 

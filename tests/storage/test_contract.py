@@ -1,4 +1,4 @@
-"""The contract of every store. What only one of them does is in its own module."""
+"""The contract of every store. Each store's own module tests what is specific to it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def ids(store: Store, name: str = "alice", **params: Any) -> list[str]:
     return [t.id for t in (await store.list(ListTasksRequest(**params), context(name))).tasks]
 
 
-async def test_what_was_saved_is_read(store: Store) -> None:
+async def test_a_saved_task_is_read_back(store: Store) -> None:
     saved = task("t", "WORKING", "ctx", at=1_700_000_000, text="Grüße 🙂")
     saved.history.add(message_id="m").parts.add(raw=b"\x00\xff")
     saved.metadata.update({"usage": {"total": 5}})
@@ -98,7 +98,7 @@ async def test_the_last_save_counts(store: Store) -> None:
     assert await ids(store) == ["t"]
 
 
-async def test_changing_what_was_read_or_ended_changes_nothing_stored(store: Store) -> None:
+async def test_changing_a_saved_or_read_task_does_not_change_the_stored_one(store: Store) -> None:
     saved = task("t", "COMPLETED", text="as it was")
     await store.save(saved, context())
     saved.artifacts[0].parts[0].text = "changed"
@@ -128,7 +128,9 @@ async def test_a_deleted_task_is_gone_and_deleting_none_is_no_error(store: Store
     assert await ids(store) == []
 
 
-async def test_the_newest_come_first_and_those_without_a_time_last(store: Store) -> None:
+async def test_the_newest_tasks_come_first_and_those_without_a_timestamp_last(
+    store: Store,
+) -> None:
     for name, at in (("b", 5), ("none", None), ("a", 5), ("new", 9), ("old", 1)):
         await store.save(task(name, at=at), context())
     assert await ids(store) == ["new", "b", "a", "old", "none"]
@@ -146,7 +148,7 @@ async def test_a_listing_can_be_filtered(store: Store) -> None:
     assert await ids(store, context_id="two", status=TaskState.TASK_STATE_WORKING) == []
 
 
-async def test_pages_follow_each_other_even_when_tasks_go(store: Store) -> None:
+async def test_pages_follow_each_other_even_if_tasks_are_deleted_between_them(store: Store) -> None:
     for i in range(5):
         await store.save(task(f"t{i}", at=i), context())
     first = await store.list(ListTasksRequest(page_size=2), context())
@@ -172,7 +174,7 @@ async def test_a_page_token_of_an_older_sdk_names_the_first_task(store: Store) -
         await ids(store, page_token="!")
 
 
-async def test_a_long_context_and_odd_characters_are_kept(store: Store) -> None:
+async def test_a_long_context_id_and_unusual_characters_are_kept(store: Store) -> None:
     odd = "Ünï 🙂'\"\\;--" * 20
     await store.save(task("t", context_id=odd[:256], text=odd), context())
     read = await store.get("t", context())
@@ -181,7 +183,7 @@ async def test_a_long_context_and_odd_characters_are_kept(store: Store) -> None:
     assert await ids(store, context_id=odd[:256]) == ["t"]
 
 
-async def test_a_nul_character_spoils_nothing(store: Store) -> None:
+async def test_a_task_with_a_nul_character_can_be_read_and_listed(store: Store) -> None:
     saved = task("t", "FAILED", text="a\x00b")
     saved.status.message.parts.add(text="tool said \x00")
     await store.save(saved, context())
@@ -189,14 +191,14 @@ async def test_a_nul_character_spoils_nothing(store: Store) -> None:
     assert await ids(store, status=TaskState.TASK_STATE_FAILED) == ["t"]
 
 
-async def test_many_saves_at_once_are_all_kept(store: Store) -> None:
+async def test_concurrent_saves_are_all_kept(store: Store) -> None:
     tasks = [task(f"t{i}", text="x" * i) for i in range(100)]
     await asyncio.gather(*(store.save(t, context()) for t in tasks))
     for saved in tasks:
         assert await store.get(saved.id, context()) == saved
 
 
-async def test_saves_of_one_task_at_once_leave_it_readable(store: Store) -> None:
+async def test_concurrent_saves_of_one_task_leave_one_of_its_states(store: Store) -> None:
     states = ["SUBMITTED", "WORKING", "INPUT_REQUIRED"] * 5
     tasks = [task("t", state, text=f"{i}") for i, state in enumerate(states)]
     await asyncio.gather(*(store.save(t, context()) for t in tasks))
@@ -230,7 +232,7 @@ async def test_a_large_task_is_kept_whole(store: Store) -> None:
     assert await store.get("t", context()) == large
 
 
-async def test_a_sound_store_passes_its_check(store: Store) -> None:
+async def test_a_working_store_passes_its_check(store: Store) -> None:
     await store.check()
 
 
@@ -271,7 +273,7 @@ async def test_it_is_remembered_that_a_0_3_client_registered_a_webhook(reopen: R
     assert {config.id: is_v03(config) for config in found} == {"old": True, "new": False}
 
 
-async def test_push_configurations_belong_to_their_peer_and_all_are_sent_to(
+async def test_push_configurations_belong_to_their_peer_and_all_of_a_task_are_dispatched_to(
     configs: PushNotificationConfigStore,
 ) -> None:
     await configs.set_info("task", push("a"), context("alice"))
@@ -319,7 +321,7 @@ async def test_old_tasks_are_pruned_with_their_push_configurations(store: Store)
     assert sorted(deleted) == sorted(("alice", t.id, t.ByteSize()) for t in tasks[:-1])
 
 
-async def test_only_the_last_tasks_are_kept_if_so_set(store: Store) -> None:
+async def test_only_the_last_tasks_are_kept_if_their_number_is_limited(store: Store) -> None:
     for each in (task("working", "WORKING"), *(task(f"t{i}") for i in range(6))):
         await store.save(each, context())
     assert await prune_all(store, 0, 2) == 4
@@ -327,10 +329,10 @@ async def test_only_the_last_tasks_are_kept_if_so_set(store: Store) -> None:
     assert sorted(await ids(store)) == ["t4", "t5", "working"]
 
 
-# What outlives the process.
+# Restarts.
 
 
-async def test_what_was_saved_is_there_after_a_restart(reopen: Reopen) -> None:
+async def test_tasks_and_push_configurations_survive_a_restart(reopen: Reopen) -> None:
     saved = task("t", "COMPLETED", at=5, text="kept")
     async with reopen() as store:
         await store.save(saved, context())
@@ -341,7 +343,7 @@ async def test_what_was_saved_is_there_after_a_restart(reopen: Reopen) -> None:
         assert dict(await store.bytes_by_owner()) == {"alice": saved.ByteSize()}
 
 
-async def test_the_sweep_ends_what_has_no_end_and_nothing_else(reopen: Reopen) -> None:
+async def test_the_sweep_ends_all_unfinished_tasks_and_no_others(reopen: Reopen) -> None:
     open_states = ("SUBMITTED", "WORKING", "INPUT_REQUIRED", "AUTH_REQUIRED")
     ended = [task(s, s, text=s) for s in ("COMPLETED", "FAILED", "CANCELED", "REJECTED")]
     unfinished = [task(f"{s}{i}", s, text=s) for s in open_states for i in range(150)]
@@ -495,7 +497,7 @@ async def test_messages_that_began_tasks_are_remembered(reopen: Reopen) -> None:
     assert len(set(digests)) == 3
 
 
-# Whatever is done to it, a store answers as the SDK's in-memory store does.
+# After any sequence of calls, a store answers as the SDK's in-memory store does.
 
 NAMES = st.sampled_from(["alice", "bob"])
 IDS = st.sampled_from(["a", "b", "c", "d", "e"])
@@ -543,7 +545,7 @@ async def same(store: TaskStore, model: TaskStore, steps: list[Any]) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(steps=STEPS)
-def test_a_sqlite_store_answers_as_the_one_in_memory(steps: list[Any]) -> None:
+def test_a_sqlite_store_answers_as_the_sdks_in_memory_store_does(steps: list[Any]) -> None:
     async def compare() -> None:
         with tempfile.TemporaryDirectory() as folder:
             async with opened("sqlite", Path(folder) / "tasks.db") as store:
@@ -552,7 +554,9 @@ def test_a_sqlite_store_answers_as_the_one_in_memory(steps: list[Any]) -> None:
     asyncio.run(compare())
 
 
-async def test_a_postgresql_store_answers_as_the_one_in_memory(database: Postgres) -> None:
+async def test_a_postgresql_store_answers_as_the_sdks_in_memory_store_does(
+    database: Postgres,
+) -> None:
     loop = asyncio.get_running_loop()
     async with opened("postgresql", database.new_database()) as store:
         await asyncio.to_thread(examples, lambda steps: afresh(store, steps, loop))
@@ -581,7 +585,7 @@ def afresh(store: TaskStore, steps: list[Any], loop: asyncio.AbstractEventLoop) 
         st.sampled_from(["a", "\\ud800", ""]),
     )
 )
-def test_any_page_token_gives_a_page_or_the_protocols_error(token: str) -> None:
+def test_any_page_token_returns_a_page_or_an_invalid_params_error(token: str) -> None:
     async def attempt() -> None:
         with tempfile.TemporaryDirectory() as folder:
             async with SqliteTaskStore(Path(folder) / "tasks.db") as store:
@@ -592,7 +596,7 @@ def test_any_page_token_gives_a_page_or_the_protocols_error(token: str) -> None:
     asyncio.run(attempt())
 
 
-async def test_a_time_beyond_what_sqlite_counts_is_no_error(tmp_path: Path) -> None:
+async def test_a_timestamp_beyond_64_bits_of_nanoseconds_is_accepted(tmp_path: Path) -> None:
     far = task("far", at=253_000_000_000)
     async with SqliteTaskStore(tmp_path / "tasks.db") as store:
         await store.save(far, context())

@@ -9,7 +9,7 @@ from molecule_hermes.storage.memory import MemoryTaskStore
 from tests.support.tasks import context, task
 
 
-async def test_the_oldest_ended_tasks_are_forgotten_and_no_other() -> None:
+async def test_only_the_oldest_ended_tasks_are_deleted() -> None:
     store = MemoryTaskStore(max_ended=3)
     await store.save(task("working", TaskState.TASK_STATE_WORKING), context())
     for i in range(6):
@@ -26,7 +26,7 @@ async def test_saving_an_ended_task_again_does_not_count_twice() -> None:
     assert await store.get("a", context())
 
 
-async def test_large_tasks_are_forgotten_sooner() -> None:
+async def test_large_tasks_are_deleted_sooner() -> None:
     store = MemoryTaskStore(max_bytes=10_000)
     for i in range(6):
         large = task(f"t{i}")
@@ -43,7 +43,7 @@ def test_streamed_text_becomes_one_part() -> None:
     assert [p.text for p in merged.artifacts[0].parts] == ["Hello 🙂"]
 
 
-def test_other_parts_stay_as_they_are() -> None:
+def test_artifacts_with_other_parts_stay_as_they_are() -> None:
     parts = [Part(text="a"), Part(raw=b"b"), Part(text="c")]
     mixed = Task(artifacts=[Artifact(artifact_id="x", parts=parts)])
     merge_text(mixed)

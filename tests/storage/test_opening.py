@@ -1,4 +1,4 @@
-"""Opening a store by its setting, and what is done with what it holds."""
+"""Opening the store that the settings name, and taking over its tasks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_sqlite_is_the_default(settings: Callable[..., Settings], tmp_path
     assert (tmp_path / "tasks.db").exists()
 
 
-async def test_what_a_crash_left_is_interrupted_when_the_store_opens(
+async def test_unfinished_tasks_are_interrupted_when_the_store_opens(
     settings: Callable[..., Settings], tmp_path: Path
 ) -> None:
     left = task("t", "WORKING", text="so far")
@@ -68,7 +68,7 @@ async def test_what_a_crash_left_is_interrupted_when_the_store_opens(
         assert found.status.HasField("timestamp")
 
 
-async def test_a_bridge_that_cannot_end_what_a_crash_left_does_not_start(
+async def test_a_bridge_that_cannot_end_unfinished_tasks_does_not_start(
     settings: Callable[..., Settings], tmp_path: Path
 ) -> None:
     async with SqliteTaskStore(tmp_path / "tasks.db") as disk:
@@ -79,7 +79,7 @@ async def test_a_bridge_that_cannot_end_what_a_crash_left_does_not_start(
             pass
 
 
-async def test_a_disk_that_fails_at_the_sweep_is_told_at_the_start(
+async def test_a_disk_that_fails_during_the_sweep_is_reported_at_the_start(
     settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def sweep(self: SqliteTaskStore, end: EndTask) -> int:
@@ -106,7 +106,7 @@ async def test_old_tasks_are_pruned_in_the_background(
         assert await until(left) == ["t4", "t3"]
 
 
-async def test_nothing_young_is_pruned_by_default(
+async def test_recent_tasks_are_not_pruned_by_default(
     settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[float, int]] = []
@@ -125,7 +125,7 @@ async def test_nothing_young_is_pruned_by_default(
 @pytest.mark.parametrize(
     "value", ["sqlit", "sqlite:///x", "mysql://u:hunter2@h/db", "postgresql://", "://", "/tmp/x"]
 )
-def test_a_bad_store_is_told_by_name_and_without_a_secret(
+def test_an_invalid_store_is_reported_without_its_secret(
     settings: Callable[..., Settings], value: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -134,7 +134,7 @@ def test_a_bad_store_is_told_by_name_and_without_a_secret(
     assert "hunter2" not in str(caught.value)
 
 
-async def test_a_database_url_that_makes_no_sense_is_told_without_its_secret(
+async def test_an_invalid_database_url_is_reported_without_its_secret(
     settings: Callable[..., Settings],
 ) -> None:
     with pytest.raises(StartError, match="MOLECULE_HERMES_STORE") as caught:

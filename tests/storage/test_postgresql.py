@@ -1,4 +1,4 @@
-"""PostgreSQL: what is its own about it. What every store does is in test_stores.py."""
+"""What is specific to PostgreSQL. The contract of every store is in test_contract.py."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def refused(url: str) -> str:
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+asyncpg"])
-async def test_tasks_are_there_after_a_restart(
+async def test_every_form_of_the_url_leads_to_the_same_tasks(
     url: str, settings: Callable[..., Settings], scheme: str
 ) -> None:
     set_to = settings(STORE=url.replace("postgresql", scheme, 1) + "?sslmode=prefer")
@@ -77,7 +77,7 @@ async def test_a_second_bridge_on_the_same_database_is_refused(url: str) -> None
         assert await store.get("t", context()) is not None
 
 
-async def test_schemas_of_one_database_are_stores_of_their_own(url: str) -> None:
+async def test_each_schema_of_a_database_is_a_separate_store(url: str) -> None:
     await sql(url, "CREATE SCHEMA other")
     await sql(url, "ALTER ROLE bridge SET search_path = other")
     try:
@@ -90,7 +90,7 @@ async def test_schemas_of_one_database_are_stores_of_their_own(url: str) -> None
         await sql(url, "ALTER ROLE bridge RESET search_path")
 
 
-async def test_what_is_wrong_with_the_url_is_told_without_the_password(url: str) -> None:
+async def test_a_wrong_url_is_explained_without_the_password(url: str) -> None:
     assert "password authentication failed" in await refused(url.replace(PASSWORD, "wrong"))
     assert "does not exist" in await refused(url + "_not")
     nobody = url.replace(url.rsplit("@")[1].split("/", maxsplit=1)[0], f"127.0.0.1:{free_port()}")
@@ -98,7 +98,7 @@ async def test_what_is_wrong_with_the_url_is_told_without_the_password(url: str)
     assert "nonsense" in await refused(url + "?nonsense=1")
 
 
-async def test_a_database_that_is_down_is_told_in_time_and_gets_well(
+async def test_calls_fail_while_the_database_is_down_and_work_again_afterwards(
     database: Postgres, url: str
 ) -> None:
     async with opened(url) as store:
@@ -123,7 +123,7 @@ async def test_a_database_that_is_down_is_told_in_time_and_gets_well(
         assert "another bridge" in await refused(url), "the lease is held again"
 
 
-async def test_a_database_that_cannot_be_written_is_not_ready(url: str) -> None:
+async def test_a_read_only_database_fails_the_check(url: str) -> None:
     async with opened(url) as store:
         name = url.rsplit("/", 1)[1]
         await sql(url, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
@@ -134,7 +134,7 @@ async def test_a_database_that_cannot_be_written_is_not_ready(url: str) -> None:
             await store.save(task("t"), context())
 
 
-async def test_a_bridge_that_lost_the_database_to_another_says_so(url: str) -> None:
+async def test_a_bridge_whose_database_was_taken_over_fails_the_check(url: str) -> None:
     async with opened(url) as store:
         await sql(url, _CUT_ALL)
         async with opened(url):

@@ -1,4 +1,4 @@
-"""The SQLite file: what survives, what is refused, and what happens when the disk does not obey."""
+"""What is specific to the SQLite file: its durability, foreign and damaged files, failing disks."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ async def test_only_the_owner_of_the_process_may_read_the_files(path: Path) -> N
     )
 
 
-async def test_saves_that_come_together_share_a_commit(path: Path) -> None:
+async def test_concurrent_saves_share_commits(path: Path) -> None:
     async with filled(path, task("first")) as store:
         before = store.database.commits
         await asyncio.gather(*(store.save(task(f"t{i}"), context()) for i in range(300)))
-        # The first alone, and those that came meanwhile in lots of 128.
+        # The first alone, and the others in batches of 128.
         assert store.database.commits - before == 4
         assert len(await found(store)) == 100
 
 
-async def test_one_save_after_another_is_one_commit_each(path: Path) -> None:
+async def test_sequential_saves_are_one_commit_each(path: Path) -> None:
     async with filled(path) as store:
         for i in range(5):
             await store.save(task(f"t{i}"), context())
@@ -89,13 +89,13 @@ asyncio.run(main())
 """
 
 
-async def test_whatever_was_reported_survives_kill_9(path: Path) -> None:
+async def test_every_save_that_returned_survives_kill_9(path: Path) -> None:
     command = [sys.executable, "-c", WRITER, str(path)]
     writer = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert writer.stdout is not None
     reported = [writer.stdout.readline().strip() for _ in range(500)]
     writer.send_signal(signal.SIGKILL)
-    # A line that the kill cut in two reports nothing.
+    # The kill may have cut the last line.
     reported += [line.strip() for line in writer.stdout if line.endswith("\n")]
     assert writer.wait(30) == -signal.SIGKILL
     writer.stdout.close()
@@ -105,7 +105,7 @@ async def test_whatever_was_reported_survives_kill_9(path: Path) -> None:
             assert await store.get(task_id, context()) == task(task_id, text="x" * 2000)
 
 
-# At the start.
+# Opening.
 
 
 async def refused(path: Path) -> str:
@@ -196,7 +196,7 @@ async def test_a_database_of_another_program_is_refused(path: Path) -> None:
     assert "another program" in await refused(path)
 
 
-async def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
+async def test_a_file_that_is_not_a_database_is_refused(path: Path) -> None:
     path.parent.mkdir()
     path.write_text("not a database at all, but long enough to look at " * 50)
     assert "not a database" in await refused(path)
@@ -213,21 +213,21 @@ async def test_a_damaged_file_is_refused(path: Path) -> None:
     assert "backup" in message
 
 
-async def test_an_empty_file_is_a_new_one(path: Path) -> None:
+async def test_an_empty_file_becomes_a_new_store(path: Path) -> None:
     path.parent.mkdir()
     path.touch()
     async with filled(path, task("t")) as store:
         assert await found(store) == ["t"]
 
 
-async def test_a_folder_that_cannot_be_made_is_told_by_name(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_created_is_reported_with_its_setting(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StartError, match="MOLECULE_HERMES_STATE_DIR"):
         async with filled(tmp_path / "file" / "tasks.db"):
             pass
 
 
-async def test_a_disk_that_is_full_at_the_start_says_so(
+async def test_a_disk_that_is_full_at_the_start_is_reported(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = (*database._PRAGMAS, "PRAGMA max_page_count = 4")
@@ -237,7 +237,7 @@ async def test_a_disk_that_is_full_at_the_start_says_so(
             pass
 
 
-# While it runs.
+# Failures while the store is open.
 
 
 async def fails(store: SqliteTaskStore, message: str) -> None:
@@ -253,7 +253,7 @@ async def works(store: SqliteTaskStore) -> None:
     assert await found(store) == ["found", "t"]
 
 
-async def test_a_full_disk_is_told_and_gets_well(
+async def test_saves_fail_on_a_full_disk_and_work_again_afterwards(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = (*database._PRAGMAS, "PRAGMA max_page_count = 16")
@@ -278,7 +278,7 @@ def no_file_may_grow() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-async def test_a_failing_disk_is_told_and_gets_well(path: Path) -> None:
+async def test_saves_fail_on_a_failing_disk_and_work_again_afterwards(path: Path) -> None:
     async with filled(path, task("t")) as store:
         with no_file_may_grow():
             await fails(store, "the disk that holds tasks.db fails")
@@ -286,7 +286,7 @@ async def test_a_failing_disk_is_told_and_gets_well(path: Path) -> None:
         await works(store)
 
 
-async def test_a_locked_file_is_told_in_time_and_reads_go_on(path: Path) -> None:
+async def test_saves_fail_in_time_while_the_file_is_locked_and_reads_work(path: Path) -> None:
     async with filled(path, task("t")) as store:
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
@@ -297,7 +297,7 @@ async def test_a_locked_file_is_told_in_time_and_reads_go_on(path: Path) -> None
         await works(store)
 
 
-async def test_a_deleted_file_is_told_and_is_well_when_it_is_back(path: Path) -> None:
+async def test_saves_fail_while_the_file_is_missing_and_work_when_it_is_back(path: Path) -> None:
     async with filled(path, task("t")) as store:
         path.rename(path.with_name("away"))
         await fails(store, "deleted or replaced")
@@ -307,7 +307,7 @@ async def test_a_deleted_file_is_told_and_is_well_when_it_is_back(path: Path) ->
         await works(store)
 
 
-async def test_a_disk_that_does_not_answer_is_not_waited_for(path: Path) -> None:
+async def test_a_call_to_a_disk_that_does_not_answer_fails_in_time(path: Path) -> None:
     async with filled(path, task("t")) as store:
         # Private: SQLite calls a slow function only on the connection that knows it.
         store.database._reading.get().create_function("hang", 0, lambda: time.sleep(1))
@@ -318,7 +318,7 @@ async def test_a_disk_that_does_not_answer_is_not_waited_for(path: Path) -> None
             await store.database.write("DELETE FROM checks WHERE number = hang()", ())
 
 
-async def test_what_was_given_up_is_not_written_later(path: Path) -> None:
+async def test_a_canceled_save_is_not_written_later(path: Path) -> None:
     async with filled(path, task("t")) as store:
         store.database._writing.get().create_function("hang", 0, lambda: time.sleep(0.3))
         hanging = store.database.write("DELETE FROM checks WHERE number = hang()", ())
@@ -331,7 +331,7 @@ async def test_what_was_given_up_is_not_written_later(path: Path) -> None:
         assert await found(store) == ["t", "v"]
 
 
-async def test_one_query_that_fails_is_not_the_others_fault(path: Path) -> None:
+async def test_a_query_that_fails_does_not_affect_others(path: Path) -> None:
     async with filled(path, task("t")) as store:
         bad = store.database.read("SELECT nonsense")
         good = store.get("t", context())
@@ -343,7 +343,7 @@ async def test_one_query_that_fails_is_not_the_others_fault(path: Path) -> None:
 # Indexes and batches.
 
 
-async def test_sweeping_pruning_and_listing_read_an_index(path: Path) -> None:
+async def test_sweeping_pruning_and_listing_use_an_index(path: Path) -> None:
     questions = {
         "SELECT owner, task FROM tasks WHERE ended IS NULL": "tasks_ended",
         "SELECT owner, id FROM tasks WHERE ended < 1": "tasks_ended",

@@ -24,7 +24,8 @@ PASSWORD = "pg-secret-0123456789"
 
 
 def _programs(copy_to: Path | None) -> Path:
-    """Those in the `pgserver` package, copied if need be, else the machine's own."""
+    """The folder of PostgreSQL's programs: from the `pgserver` package, copied if needed, or the
+    machine's own."""
     if (spec := find_spec("pgserver")) and spec.origin:
         package = Path(spec.origin).parent
         if copy_to is not None:
@@ -51,7 +52,7 @@ class Postgres:
             folder.chmod(0o755)
             os.chown(self._data, nobody.pw_uid, nobody.pw_gid)
             self._as |= {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-        # Where the package is installed `nobody` may have no access.
+        # `nobody` may not be able to read the folder of the package.
         self._bin = _programs(folder if os.geteuid() == 0 else None)
         self._process: subprocess.Popen[bytes] | None = None
         self._initialise(folder)
@@ -83,7 +84,7 @@ class Postgres:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Every process of the server is stopped, and none answers; TCP connects all the same."""
+        """Stops all processes of the server. Connections are still accepted, by the kernel."""
         assert self._process is not None
         server = psutil.Process(self._process.pid)
         server.suspend()  # first, so that it starts no other
@@ -105,7 +106,7 @@ class Postgres:
         return [child for child in children if f" {name} " in " ".join(child.cmdline())]
 
     def new_database(self) -> str:
-        """A database of its own for a test; its URL."""
+        """Creates a database for one test, and returns its URL."""
         name = f"test_{uuid.uuid4().hex[:12]}"
         self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "bridge", name)
         return f"postgresql://bridge:{PASSWORD}@127.0.0.1:{self.port}/{name}"

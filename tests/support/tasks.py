@@ -32,7 +32,7 @@ def task(
     at: int | None = None,
     text: str = "",
 ) -> Task:
-    """`at` in seconds; `text` as its reply."""
+    """`at` is the timestamp in seconds, `text` the reply."""
     if isinstance(state, str):
         state = TaskState.Value(f"TASK_STATE_{state}")
     made = Task(id=task_id, context_id=context_id, status=TaskStatus(state=state))

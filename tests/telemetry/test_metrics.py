@@ -39,7 +39,7 @@ async def test_turns_are_counted_by_state_and_kind(bridge: StartBridge) -> None:
     assert seen['http_responses_total{status="200"}'] >= 3
 
 
-async def test_what_runs_and_waits_now_can_be_seen(bridge: StartBridge) -> None:
+async def test_running_and_waiting_turns_are_gauges(bridge: StartBridge) -> None:
     go = asyncio.Event()
     transport = ScriptedTransport(go, Completed("done"))
     async with bridge(transport, MAX_RUNNING=1) as b, peer(b.url) as client:
@@ -54,7 +54,7 @@ async def test_what_runs_and_waits_now_can_be_seen(bridge: StartBridge) -> None:
     assert (after["running_turns"], after["waiting_turns"]) == (0, 0)
 
 
-async def test_with_peer_tokens_the_figures_take_one_too(bridge: StartBridge) -> None:
+async def test_with_peer_tokens_the_metrics_require_one(bridge: StartBridge) -> None:
     token = "alice-token-0123456789"
     async with bridge(ScriptedTransport(), PEER_TOKENS=f"alice:{token}") as b:
         async with httpx.AsyncClient() as http:
