@@ -1,7 +1,7 @@
 """The plugin that runs inside Hermes: the platform `molecule_a2a`.
 
 Hermes finds it by the entry point `molecule-a2a` in the group `hermes_agent.plugins` and calls
-`register`. Nothing of Hermes is imported before that.
+`register`. No module of Hermes is imported before that.
 """
 
 from __future__ import annotations

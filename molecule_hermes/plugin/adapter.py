@@ -1,4 +1,7 @@
-"""The platform adapter: Hermes's calls in, Hermes's calls out. Imported inside Hermes only."""
+"""The platform adapter: what Hermes calls, and what is called in Hermes.
+
+Imported inside Hermes only.
+"""
 
 from __future__ import annotations
 
@@ -53,17 +56,17 @@ __all__ = ["MoleculeAdapter"]
 log = logging.getLogger(__name__)
 
 _CLOCK = 0.1
-"""Seconds that the clock of a file system may lag behind ours."""
+"""Seconds by which the clock of a file system may lag behind."""
 
 
 class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
     # The default of 4096 splits streamed text into messages.
     MAX_MESSAGE_LENGTH = 10_000_000
     splits_long_messages = True
-    # A reply after the turn has nobody waiting for it: tools must not promise one.
+    # Nobody waits for a reply after the turn, so tools must not promise one.
     supports_async_delivery = False
     interactive_resume = False
-    # The bridge has authenticated the peer; else Hermes answers with a pairing code.
+    # The bridge has authenticated the peer. Otherwise Hermes answers with a pairing code.
     authorization_is_upstream = True
 
     def __init__(self, config: Any, hooks: Hooks) -> None:
@@ -76,7 +79,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         self._folders: WorkFolders | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    # Opened and closed by Hermes.
+    # Hermes opens and closes the platform.
 
     async def connect(self, *, is_reconnect: bool = False) -> bool:
         try:
@@ -92,7 +95,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
             return False
         hermes_api.widen_executor(self.gateway_runner, settings.max_threads)
         remove(left_over(Path(get_document_cache_dir())))
-        # A Hermes that the bridge started has done both already; one of the operator's has not.
+        # The launcher has done both already, but an operator's own Hermes runs without it.
         forbid_inspection()
         hermes_api.strip_from_tools(SECRETS)
         self._open_folders(settings)
@@ -102,7 +105,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         return True
 
     async def disconnect(self) -> None:
-        # Hermes gives this 5 s in all (run.py:70).
+        # Hermes allows 5 s for this (run.py:70).
         hermes_api.report_disconnected(self)
         self._hooks.detach(self)
         if self._folders is not None:
@@ -127,9 +130,9 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         except OSError as error:
             await site.cleanup()
             where = f"{settings.host}:{settings.port}"
-            why = f"cannot listen on {where} ({error.strerror or error}); set another port in"
+            reason = f"cannot listen on {where} ({error.strerror or error}); set another port in"
             keys = f"platforms.{PLATFORM}.extra.port or MOLECULE_A2A_PLATFORM_PORT"
-            hermes_api.report_fatal(self, "port_in_use", f"{why} {keys}")
+            hermes_api.report_fatal(self, "port_in_use", f"{reason} {keys}")
             return False
         self._site = site
         return True
@@ -139,7 +142,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
             self._folders = WorkFolders(hermes_api.working_directory())
             self._folders.attach(self.gateway_runner)
 
-    # What the dispatcher asks of Hermes (`dispatcher.Gateway`).
+    # The dispatcher calls these (`dispatcher.Gateway`).
 
     def state(self) -> hermes_api.State:
         return hermes_api.state(self.gateway_runner)
@@ -159,7 +162,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
 
     async def stop(self, turn: Turn) -> None:
         hermes_api.clear_questions(turn.session_key)
-        # Only this command also kills the tool that runs; `cancel_session_processing` does not.
+        # Only this command also kills the running tool; `cancel_session_processing` does not.
         event = MessageEvent("/stop", MessageType.COMMAND, self._source(turn))
         await self.handle_message(event)
 
@@ -187,7 +190,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         paths = [save(item, folder, turn.files) for item in items]
         shown = [shown_type(item, path) for item, path in zip(items, paths, strict=True)]
         return MessageEvent(
-            text=prompts.harmless(prompts.reminded(turn.inbound.content, refused)),
+            text=prompts.neutralized(prompts.with_refusals(turn.inbound.content, refused)),
             # Not TEXT, which Hermes rewrites ("restart gateway" → /restart, base.py:1880).
             message_type=MessageType.DOCUMENT,
             source=self._source(turn),
@@ -198,12 +201,12 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
             channel_prompt=self._settings.system_prompt or None,
         )
 
-    # What Hermes reports.
+    # Hermes calls these during and after a turn.
 
-    def heard(self, message_id: str, effect: Effect) -> None:
+    def on_hook(self, message_id: str, effect: Effect) -> None:
         if self._loop is None:
             return
-        # Closed: Hermes is going down, and every message has its final.
+        # The loop is closed when Hermes exits; every message has its final by then.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._apply, message_id, effect)
 
@@ -212,22 +215,22 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
             effect(self._dispatcher, turn)
 
     async def on_processing_complete(self, event: Any, outcome: Any) -> None:
-        """The end of a turn (base.py:5396). The outcome speaks of delivery, not of the answer."""
+        """The end of a turn (base.py:5396). The outcome is about delivery, not about the answer."""
         turn = self._dispatcher.find(event.message_id or "")
         if turn is None:
             return
-        self._without_directives(turn)
+        self._strip_directives(turn)
         if self._folders is not None:
             self._folders.leave(turn.chat_id)
         turn.interrupted |= outcome is ProcessingOutcome.CANCELLED
         crashed = outcome is ProcessingOutcome.FAILURE and turn.reply is None
         self._dispatcher.finish(turn, InternalFailure() if crashed else None)
 
-    def _without_directives(self, turn: Turn) -> None:
-        """Takes out of the answer what Hermes reads as the order to hand a file over.
+    def _strip_directives(self, turn: Turn) -> None:
+        """Removes the directives from the answer by which the agent delivers files.
 
-        Files that Hermes's own rules keep back are named: it drops them without a word
-        (base.py:3618).
+        Hermes silently drops files that its own rules protect (base.py:3618); the peer gets a
+        notice for each of them.
         """
         if turn.answer is None:
             return
@@ -244,7 +247,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         turn = self._dispatcher.owner(chat_id, current, reply_to)
         if turn is None:
             known = self._dispatcher.push(chat_id, content)
-            return _sent() if known else _not_sent("no peer of this chat is known")
+            return _sent() if known else _not_sent("the peer of this chat is unknown")
         if reply_to != turn.message_id:
             self._dispatcher.notice(turn, content)
             return _sent()
@@ -274,7 +277,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         allow_permanent: bool = True,
         smart_denied: bool = False,
     ) -> Any:
-        # "always" would hold for every peer and outlive the turn: that is the operator's to say.
+        # "always" would apply to every peer and outlive the turn. Only the operator may allow that.
         choices = ("once", "deny") if smart_denied else ("once", "session", "deny")
         question = Question(uuid.uuid4().hex, session_key, choices, approval=True)
         return self._ask(chat_id, question, redact(f"{description}\n\n{command}"))
@@ -294,7 +297,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
     def _ask(self, chat_id: str, question: Question, text: str) -> Any:
         turn = self._dispatcher.owner(chat_id, current_message_id())
         if turn is None:
-            return _not_sent("no turn runs in this chat")
+            return _not_sent("no turn is running in this chat")
         self._dispatcher.ask(turn, question, text)
         return _sent()
 
@@ -315,32 +318,32 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         return await self._send_file(chat_id, video_path, caption)
 
     async def send_image(self, chat_id: str, image_url: str, caption: Any = None, **_: Any) -> Any:
-        return await self._hand_over(chat_id, caption, partial(linked_file, image_url))
+        return await self._deliver_file(chat_id, caption, partial(linked_file, image_url))
 
     async def send_animation(
         self, chat_id: str, animation_url: str, caption: Any = None, **_: Any
     ) -> Any:
-        return await self._hand_over(chat_id, caption, partial(linked_file, animation_url))
+        return await self._deliver_file(chat_id, caption, partial(linked_file, animation_url))
 
     async def _send_file(self, chat_id: str, path: str, caption: Any, name: Any = None) -> Any:
         turn = self._dispatcher.owner(chat_id, current_message_id())
         read = partial(self._read, path, name or "", chat_id, turn)
-        return await self._hand_over(chat_id, caption, read)
+        return await self._deliver_file(chat_id, caption, read)
 
     def _read(self, path: str, name: str, chat_id: str, turn: Turn | None) -> File:
-        # Hermes's own list of what never leaves: keys, system files, its .env (base.py:1155).
+        # Hermes's own list of protected files: keys, system files, its .env (base.py:1155).
         if self.validate_media_delivery_path(path) is None:
             raise FileRefusedError(_not_available(name or path))
         home, limit = hermes_api.hermes_home(), self._settings.max_file
         if self._folders is None:
             cwd = hermes_api.working_directory()
             return read_file(path, cwd=cwd, home=home, limit=limit, name=name)
-        # After the turn nothing tells whose the media are.
+        # After the turn it is unknown to which chat the media belong.
         since = turn.began if turn else math.inf
         cwd = self._folders.of(chat_id)
         return read_file(path, cwd=cwd, home=home, limit=limit, name=name, media_since=since)
 
-    async def _hand_over(self, chat_id: str, caption: Any, read: Callable[[], File]) -> Any:
+    async def _deliver_file(self, chat_id: str, caption: Any, read: Callable[[], File]) -> Any:
         text = str(caption or "")
         try:
             file = await asyncio.to_thread(read)
@@ -351,15 +354,15 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         turn = self._dispatcher.owner(chat_id, current_message_id())
         if turn is None:
             known = self._dispatcher.push(chat_id, text, file)
-            return _sent() if known else _not_sent("no peer of this chat is known")
+            return _sent() if known else _not_sent("the peer of this chat is unknown")
         turn.has_files = True
-        # Hermes hands over every file that an answer mentions, also those the peer just sent.
+        # Hermes delivers every file that an answer mentions, also those the peer has just sent.
         if all(file.data != item.data for item in turn.inbound.attachments):
             self._dispatcher.emit(turn, turn.callback(file, text))
         return _sent()
 
     async def send_typing(self, chat_id: str, metadata: Any = None) -> None:
-        """A peer sees WORKING for as long as the turn runs."""
+        """Does nothing: a peer sees WORKING for as long as the turn runs."""
 
     async def get_chat_info(self, chat_id: str) -> dict[str, Any]:
         return {"name": chat_id, "type": "dm", "chat_id": chat_id}
@@ -370,9 +373,9 @@ def _not_available(path: str) -> str:
 
 
 def _sent() -> Any:
-    # Without an id Hermes takes the message for one that cannot be edited, and stops streaming.
+    # Without an id Hermes assumes that the message cannot be edited, and stops streaming.
     return SendResult(success=True, message_id=uuid.uuid4().hex)
 
 
-def _not_sent(why: str) -> Any:
-    return SendResult(success=False, error=why)
+def _not_sent(reason: str) -> Any:
+    return SendResult(success=False, error=reason)

@@ -1,7 +1,7 @@
-"""Which addresses the plugin calls back.
+"""Which addresses the plugin calls back, and which bridge may control a message.
 
-Whoever may choose the address gets all that a turn says, so it has to be the bridge's: one that
-was handed over or allowed, else one on this machine.
+All output of a turn goes to its callback address. So the address must be the bridge's that started
+this Hermes, or one that the operator allows; if there is neither, it must be on this machine.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = [
 
 
 class ForbiddenError(Exception):
-    """The request has the secret, and is refused all the same; `kind` is for programs."""
+    """The request has the right secret but is not allowed; `kind` is for programs."""
 
     kind = "forbidden"
 
 
 class CallbackRefusedError(ForbiddenError):
-    """The message names an address that is not a bridge's."""
+    """The callback address of the message is not allowed."""
 
     kind = "callback_refused"
 
@@ -41,21 +41,21 @@ class OtherBridgeError(ForbiddenError):
 
 
 def require_allowed(url: str, callbacks: Sequence[str]) -> None:
-    """Raises `CallbackRefusedError` unless the URL is at one of the hosts, or on loopback if
-    there are none."""
+    """Raises `CallbackRefusedError` unless one of `callbacks` matches the URL; without any, the
+    URL must be on loopback."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)
     if not callbacks and is_loopback(host):
         return
     if not any(_matches(entry, host, port) for entry in callbacks):
-        raise CallbackRefusedError("the callback address is not among those that are allowed")
+        raise CallbackRefusedError("the callback address is not allowed")
 
 
 def require_same_bridge(inbound: Inbound, bridge: str) -> None:
-    """A message that names its bridge takes answers and cancels from that one only."""
+    """Raises `OtherBridgeError` if the message came from a bridge with another name."""
     if inbound.bridge and not hmac.compare_digest(inbound.bridge.encode(), bridge.encode()):
-        raise OtherBridgeError("the message is another bridge's")
+        raise OtherBridgeError("the message was sent by another bridge")
 
 
 def _matches(entry: str, host: str, port: int) -> bool:

@@ -1,6 +1,7 @@
-"""Where the bridge's requests and Hermes's doings meet: one final for each message.
+"""Takes the bridge's requests to Hermes and Hermes's output to the bridge.
 
-The dispatcher knows Hermes only through `Gateway`, and runs on the event loop alone.
+Each message gets exactly one final. The dispatcher knows Hermes only through `Gateway`, and runs
+on the event loop only.
 """
 
 from __future__ import annotations
@@ -33,38 +34,39 @@ from molecule_hermes.wire import (
     Push,
 )
 
-__all__ = ["Dispatcher", "Gateway", "NotAChoiceError", "UnknownNameError"]
+__all__ = ["Dispatcher", "Gateway", "NotAChoiceError", "NotFoundError"]
 
 log = logging.getLogger(__name__)
 
 _POLL = 0.01
 _LOST_AFTER = 3
-_STOP_TAKES = 10.0
+"""Seconds without a session in Hermes after which a turn counts as lost."""
+_STOP_TIMEOUT = 10.0
 
 
-class UnknownNameError(LookupError):
-    """No such message or question, or not any more."""
+class NotFoundError(LookupError):
+    """The message or the question does not exist, or no longer does."""
 
 
 class NotAChoiceError(ValueError):
-    """The answer is not among the choices of an approval."""
+    """The answer is not one of the choices of an approval."""
 
 
 class Gateway(Protocol):
-    """What the dispatcher needs of Hermes."""
+    """What the dispatcher needs from Hermes."""
 
     def state(self) -> State: ...
     def busy(self, turn: Turn) -> bool:
-        """Whether Hermes works on the turn's chat, be it on this turn or another."""
+        """Whether Hermes works on this or another turn of the chat."""
 
     def stoppable(self, turn: Turn) -> bool:
         """Whether an agent works on the turn's chat, so that a stop reaches it."""
 
     async def start(self, turn: Turn) -> None:
-        """Hands the message to Hermes; returns before the turn has ended."""
+        """Passes the message to Hermes; returns before the turn ends."""
 
     async def stop(self, turn: Turn) -> None:
-        """Stops what runs in the turn's chat."""
+        """Stops what is running in the turn's chat."""
 
     def approve(self, session_key: str, choice: str) -> bool:
         """Answers the oldest approval of the session; False if none waits."""
@@ -80,9 +82,9 @@ class Dispatcher:
         self._chats = KeyedTasks(ledger.begin, self._run)
         self._stops: set[asyncio.Task[None]] = set()
         self.instance = uuid.uuid4().hex
-        """Tells one life of Hermes from the next: what the last one had accepted is gone."""
+        """Identifies this run of Hermes. Messages that an earlier run accepted are lost."""
 
-    # What the bridge asks.
+    # Called for the bridge's requests.
 
     @property
     def active(self) -> int:
@@ -105,12 +107,12 @@ class Dispatcher:
     def cancel(self, message_id: str, bridge: str = "") -> None:
         turn = self._ledger.find(message_id)
         if turn is None:
-            raise UnknownNameError("no such message is waiting or running")
+            raise NotFoundError("no such message is waiting or running")
         require_same_bridge(turn.inbound, bridge)
         if turn.canceled:
             return
         turn.canceled = True
-        # Not in Hermes yet: what runs in its chat is another turn, and stays.
+        # Hermes does not have it yet; what is running in its chat is another turn.
         if not turn.started:
             self.finish(turn)
             return
@@ -122,29 +124,29 @@ class Dispatcher:
         turn = self._ledger.find(answer.message_id)
         question = turn.questions.get(answer.question_id) if turn else None
         if turn is None or question is None or question.answer:
-            raise UnknownNameError("no such question waits for an answer")
+            raise NotFoundError("no such question is open")
         require_same_bridge(turn.inbound, answer.bridge)
         if not question.approval:
             del turn.questions[question.question_id]
             if not self._gateway.clarify(question.question_id, answer.answer):
-                raise UnknownNameError("the question is gone")
+                raise NotFoundError("the question is no longer open")
             return
         if answer.answer not in question.choices:
             raise NotAChoiceError(f"the answer must be one of {', '.join(question.choices)}")
         question.answer = answer.answer
         if not self._settle(turn):
-            raise UnknownNameError("the question is gone")
+            raise NotFoundError("the question is no longer open")
 
-    # What Hermes does.
+    # Called for what Hermes does.
 
     def find(self, message_id: str) -> Turn | None:
         return self._ledger.find(message_id)
 
     def owner(self, chat_id: str, *message_ids: str | None) -> Turn | None:
-        """The turn that something sent to a chat belongs to; None if it is over.
+        """The turn to which something sent to a chat belongs; None if it is over.
 
-        A name given counts more than the chat: what a stopped turn still says must not
-        appear in the turn after it, nor what one chat's agent sends to another chat.
+        A message id takes precedence over the chat: late output of a stopped turn must not
+        appear in the next turn, nor what the agent of one chat sends to another chat.
         """
         for message_id in filter(None, message_ids):
             turn = self._ledger.find(message_id)
@@ -161,18 +163,19 @@ class Dispatcher:
     def notice(self, turn: Turn, text: str) -> None:
         self.emit(turn, turn.callback(Notice(), redact(text)))
 
-    def refuse(self, turn: Turn, why: str) -> None:
-        """A file of the agent stays here; the peer is told now, the agent with the next message."""
-        turn.refused.append(why)
-        self.notice(turn, why)
+    def refuse(self, turn: Turn, reason: str) -> None:
+        """Reports a file that is not delivered: now to the peer, with the next message to the
+        agent."""
+        turn.refused.append(reason)
+        self.notice(turn, reason)
 
     def refused_before(self, turn: Turn) -> Sequence[str]:
-        """What was refused of the chat's turn before this one."""
-        before = self._ledger.last(turn.chat_id)
-        return tuple(before.refused) if before else ()
+        """The refusals of the turn before this one in its chat."""
+        previous = self._ledger.last(turn.chat_id)
+        return tuple(previous.refused) if previous else ()
 
     def push(self, chat_id: str, text: str, body: Body | None = None) -> bool:
-        """Says something outside of any turn; False if nobody is known to say it to."""
+        """Sends something outside of any turn; False if the chat's peer is unknown."""
         turn = self._ledger.last(chat_id)
         if turn is None:
             return False
@@ -185,20 +188,20 @@ class Dispatcher:
         self.emit(turn, turn.callback(kind(question.question_id, question.choices), text))
 
     def approval_expired(self, turn: Turn) -> None:
-        """Hermes gave the oldest approval up (its own timeout)."""
+        """Hermes gave up the oldest approval after its own timeout."""
         if oldest := next(_approvals(turn), None):
             self._withdraw(turn, oldest)
         self._settle(turn)
 
     def clarified(self, turn: Turn) -> None:
-        """Hermes's tool that asks has ended, with or without an answer."""
+        """The tool that asks questions has ended, with or without an answer."""
         for question in [q for q in turn.questions.values() if not q.approval]:
             self._withdraw(turn, question)
 
     def _withdraw(self, turn: Turn, question: Question) -> None:
         del turn.questions[question.question_id]
-        gone = Notice(withdraws=question.question_id)
-        self.emit(turn, turn.callback(gone, "Hermes no longer waits for an answer"))
+        notice = Notice(withdraws=question.question_id)
+        self.emit(turn, turn.callback(notice, "Hermes no longer waits for an answer"))
 
     def finish(self, turn: Turn, failure: TurnFailure | None = None) -> None:
         """Ends the turn and posts its final; does nothing if it has ended."""
@@ -210,7 +213,7 @@ class Dispatcher:
             remove(turn.files)
 
     async def close(self) -> None:
-        """Gives every message that is left its final."""
+        """Ends every unfinished message."""
         for turn in self._ledger.unfinished():
             self.finish(turn, Interrupted("Hermes was stopped") if turn.started else Draining())
         await self._chats.close()
@@ -235,13 +238,13 @@ class Dispatcher:
             self.finish(turn, failure)
 
     async def _until_free(self, turn: Turn) -> None:
-        # A second message into a busy session would interrupt it and be answered under
-        # the first one's name (base.py:4762), so the session must have been left.
-        while self._gateway.busy(turn) and not turn.canceled:  # noqa: ASYNC110 - no event tells
+        # A second message into a busy session would interrupt it and be answered under the
+        # first one's id (base.py:4762), so Hermes must have left the session.
+        while self._gateway.busy(turn) and not turn.canceled:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(_POLL)
 
     async def _until_ended(self, turn: Turn) -> None:
-        """Returns when the turn has ended, or when Hermes no longer knows of it."""
+        """Returns when the turn has ended, or when Hermes has lost it."""
         idle = 0
         while not turn.ended.is_set() and idle < _LOST_AFTER:
             with contextlib.suppress(TimeoutError):
@@ -249,15 +252,15 @@ class Dispatcher:
             idle = 0 if self._gateway.busy(turn) else idle + 1
 
     async def _stop(self, turn: Turn) -> None:
-        # A /stop into a session that has not begun would run as a message of its own, and one
-        # before its agent is there leaves the session while the agent still comes and works.
-        for _ in range(int(_STOP_TAKES / _POLL)):
+        # A /stop into a session that has not begun would run as a message of its own. One that
+        # comes before the agent is made ends the session, but the agent still runs.
+        for _ in range(int(_STOP_TIMEOUT / _POLL)):
             if self._gateway.stoppable(turn) or turn.ended.is_set():
                 break
             await asyncio.sleep(_POLL)
         try:
             if not turn.ended.is_set():
-                async with asyncio.timeout(_STOP_TAKES):
+                async with asyncio.timeout(_STOP_TIMEOUT):
                     await self._gateway.stop(turn)
                     await turn.ended.wait()
         except TimeoutError:
@@ -268,8 +271,8 @@ class Dispatcher:
             self.finish(turn)
 
     def _settle(self, turn: Turn) -> bool:
-        """Passes on the answers there are. Hermes takes them oldest first (approval.py:2097),
-        so an answer to a later approval waits for the earlier one's."""
+        """Passes on the answers in order. Hermes takes them oldest first (approval.py:2097), so
+        an answer to a later approval waits for the earlier one's."""
         for question in list(_approvals(turn)):
             if not question.answer:
                 return True

@@ -1,4 +1,4 @@
-"""The plugin's HTTP side: authenticate, parse, hand over."""
+"""The plugin's HTTP endpoints: authenticate, parse, dispatch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiohttp.typedefs import Middleware
 
 from molecule_hermes.errors import Busy
 from molecule_hermes.plugin.callbacks import ForbiddenError, require_allowed
-from molecule_hermes.plugin.dispatcher import Dispatcher, NotAChoiceError, UnknownNameError
+from molecule_hermes.plugin.dispatcher import Dispatcher, NotAChoiceError, NotFoundError
 from molecule_hermes.wire import (
     ANSWER_PATH,
     CANCEL_PATH,
@@ -59,7 +59,7 @@ class _Endpoints:
     async def inbound(self, request: web.Request) -> web.Response:
         inbound = Inbound.parse(await request.read())
         require_allowed(inbound.callback_url, self._callbacks)
-        # A message that is known is answered even while draining: its sender only asks again.
+        # A known message is acknowledged even while draining: its sender only repeats it.
         if self._dispatcher.knows(inbound.message_id):
             return self._accepted(duplicate=True)
         if (state := self._dispatcher.state()) != "ready":
@@ -85,38 +85,38 @@ class _Endpoints:
 
 
 def _guard(secret: str) -> Middleware:
-    """Every answer is JSON, and nothing is read before the secret is."""
+    """Checks the secret before the body is read, and makes every response JSON."""
     expected = secret.encode()
 
     @web.middleware
     async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
         given = request.headers.get(SECRET_HEADER, "").encode("utf-8", "surrogateescape")
-        # A secret where none is expected is wrong, too: the bridge would refuse every callback.
+        # An unexpected secret is wrong, too: that bridge would refuse every callback.
         if request.path != HEALTH_PATH and not hmac.compare_digest(given, expected):
             return _refused(401, "auth", f"the header {SECRET_HEADER} is wrong or missing")
-        # No bridge sends it: a page in somebody's browser tries to reach this port.
+        # No bridge sends this header; a web page in a browser is trying to reach the port.
         if "Origin" in request.headers:
-            return _refused(403, "auth", "browsers are not served")
-        return await _answered(request, handler)
+            return _refused(403, "auth", "requests from browsers are not allowed")
+        return await _respond(request, handler)
 
     return guard
 
 
-async def _answered(  # noqa: PLR0911 - one line for each refusal
+async def _respond(  # noqa: PLR0911 - one line for each refusal
     request: web.Request, handler: _Handler
 ) -> web.StreamResponse:
     try:
         return await handler(request)
     except (WireError, NotAChoiceError) as error:
         return _refused(400, "bad_request", str(error))
-    except UnknownNameError as error:
+    except NotFoundError as error:
         return _refused(404, "not_found", str(error))
     except ForbiddenError as error:
         return _refused(403, error.kind, str(error))
     except Busy as error:
         return _refused(429, error.kind, error.message, retry_after=1)
     except web.HTTPRequestEntityTooLarge:
-        return _refused(413, "too_large", "the body is larger than the plugin takes")
+        return _refused(413, "too_large", "the body is too large")
     except web.HTTPException as error:
         return _refused(error.status, "bad_request", error.reason)
 

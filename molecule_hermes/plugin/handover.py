@@ -1,7 +1,7 @@
-"""What a bridge hands to the Hermes that it starts: secrets, and what they open.
+"""The secrets and settings that a bridge passes to the Hermes that it starts.
 
-It travels over the standard input of the new process, so that it is in no file, no command line
-and no environment. `launcher` receives it, and the plugin finds it here.
+They travel over the standard input of the new process, so that they are in no file, no command
+line and no environment. `launcher` receives them, and the plugin finds them here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MAX_BYTES = 2**20
 
 
 class HandoverError(Exception):
-    """Nothing was handed over, or nothing that can be read."""
+    """There is no handover on standard input, or it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class Handover:
     api_key: str = field(default="", repr=False)
     """The key of Hermes's API server; "" leaves it to Hermes's own configuration."""
     callbacks: tuple[str, ...] = ()
-    """Where the bridge takes callbacks, as `host:port`."""
+    """Where the bridge accepts callbacks, as `host:port`."""
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Variables that Hermes itself needs and its tools must not see, such as model keys."""
+    """Variables that Hermes needs but its tools must not see, such as model keys."""
     disabled_toolsets: tuple[str, ...] = ()
-    """What agents that peers talk to are not offered."""
+    """Toolsets that agents do not get when peers talk to them."""
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -56,10 +56,10 @@ _received = Handover()
 
 
 def receive(handover: Handover) -> None:
-    global _received  # noqa: PLW0603 - one Hermes, one bridge that started it
+    global _received  # noqa: PLW0603 - a Hermes is started by one bridge
     _received = handover
 
 
 def received() -> Handover:
-    """What the bridge that started this Hermes handed over; empty if nobody did."""
+    """The handover of the bridge that started this Hermes; empty if none did."""
     return _received

@@ -1,7 +1,7 @@
-"""Keeps other processes of the same user out of this one. Standard library only.
+"""Protects this process from other processes of the same user. Standard library only.
 
-A tool of the agent runs as the user that runs the bridge and Hermes. Without this it can read
-their environment and memory through `/proc`.
+The agent's tools run as the user that runs the bridge and Hermes. Unprotected, their environment
+and memory can be read through `/proc`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Hermes's hooks, read as what they mean for a turn.
+"""Translates Hermes's hooks into effects on a turn.
 
-Hermes calls hooks from its worker threads, in the context of the message they work on. Each is
-boiled down there and applied on the event loop, in order: a turn's hooks are all applied before
-its end is (both go through `call_soon_threadsafe`).
+Hermes calls hooks from its worker threads, in the context of the message they work on. An effect
+is computed there and applied on the event loop, in order: all hooks of a turn are applied before
+its end (both go through `call_soon_threadsafe`).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Effect: TypeAlias = Callable[[Dispatcher, Turn], None]
 
 _PREVIEW = 200
 _CLARIFY = "clarify"
-"""The tool with which the agent asks; nothing else tells that it gave up waiting."""
+"""The tool with which the agent asks. Only its end shows that it gave up waiting."""
 
 
 class Listener(Protocol):
-    def heard(self, message_id: str, effect: Effect) -> None:
+    def on_hook(self, message_id: str, effect: Effect) -> None:
         """Called from any thread."""
 
 
 class Hooks:
-    """Registered once with Hermes; adapters come and go."""
+    """Registered with Hermes once; adapters attach and detach."""
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
@@ -55,17 +55,17 @@ class Hooks:
     def _called(self, read: Callable[[Mapping[str, Any]], Effect | None], **given: Any) -> None:
         message_id = current_message_id()
         # A subagent runs in its parent's context, under the platform "subagent"
-        # (tools/delegate_tool.py:1382): what it says is not the turn's answer.
+        # (tools/delegate_tool.py:1382): its text is not the turn's answer.
         if not message_id or given.get("platform", PLATFORM) != PLATFORM:
             return
         effect = read(given)
         if effect is None:
             return
         for listener in list(self._listeners):
-            listener.heard(message_id, effect)
+            listener.on_hook(message_id, effect)
 
 
-def _began(given: Mapping[str, Any]) -> Effect:
+def _agent_started(given: Mapping[str, Any]) -> Effect:
     def effect(dispatcher: Dispatcher, turn: Turn) -> None:
         turn.agent_ran = True
 
@@ -101,7 +101,7 @@ def _session_ended(given: Mapping[str, Any]) -> Effect | None:
     return effect
 
 
-def _tool_began(given: Mapping[str, Any]) -> Effect:
+def _tool_started(given: Mapping[str, Any]) -> Effect:
     tool = Tool(str(given.get("tool_name") or "tool")[:_PREVIEW], "start", _preview(given))
     return lambda dispatcher, turn: dispatcher.emit(turn, turn.callback(tool))
 
@@ -132,19 +132,19 @@ def _approval_answered(given: Mapping[str, Any]) -> Effect | None:
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], Effect | None]] = {
-    "pre_llm_call": _began,
+    "pre_llm_call": _agent_started,
     "post_llm_call": _answered,
     "post_api_request": _model_called,
     "api_request_error": _model_failed,
     "on_session_end": _session_ended,
-    "pre_tool_call": _tool_began,
+    "pre_tool_call": _tool_started,
     "post_tool_call": _tool_ended,
     "post_approval_response": _approval_answered,
 }
 
 
 def _preview(given: Mapping[str, Any]) -> str:
-    """What the tool is called with, on one line."""
+    """The arguments of the call on one line."""
     arguments = given.get("args")
     if not isinstance(arguments, Mapping) or not arguments:
         return ""

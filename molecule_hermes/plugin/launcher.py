@@ -1,7 +1,7 @@
 """Starts Hermes for a bridge: `python -m molecule_hermes.plugin.launcher hermes gateway run`.
 
-The words after the module are Hermes's own command line; with `hermes` among them Hermes
-recognises the process as its gateway (gateway/status.py:345).
+The arguments are Hermes's own command line. It begins with `hermes`, by which Hermes recognises the
+process as its gateway (gateway/status.py:345).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _PEERS = frozenset({PLATFORM, "api_server"})
 
 
 def main() -> int:
-    # Before anything is read that others should not read.
+    # First, so that no secret is ever readable.
     forbid_inspection()
     try:
         handover = Handover.read(sys.stdin.buffer)
     except HandoverError as error:
-        # Without the secret anybody on this machine could command the agent.
+        # Without the secret, anyone on this machine could control the agent.
         sys.stderr.write(f"molecule-hermes: {error}; start Hermes with `molecule-hermes up`\n")
         return 2
-    _forget_standard_input()
+    _close_standard_input()
     receive(handover)
     os.environ.update(handover.environ)
     sys.argv = sys.argv[1:]
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def _run(handover: Handover) -> int:
-    # First: it sets up paths and the environment that the others read when they are imported.
+    # First, because it sets up paths and the environment that other modules read on import.
     from hermes_cli.main import main as hermes
 
     hermes_api.strip_from_tools(SECRETS, handover.environ)
@@ -48,7 +48,7 @@ def _run(handover: Handover) -> int:
     return int(hermes() or 0)
 
 
-def _forget_standard_input() -> None:
+def _close_standard_input() -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

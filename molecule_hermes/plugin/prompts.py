@@ -1,15 +1,15 @@
-"""A peer's words, made into text that Hermes only passes on.
+"""Turns a peer's message into text on which Hermes does not act.
 
-Hermes gives some text a meaning of its own, and a peer must not reach any of it:
+Hermes acts on some texts by itself, and a peer must not reach any of that:
 
-- `/command` at the very start runs a command (base.py:1825); a space in front takes that away.
+- `/command` at the very start runs a command (base.py:1825). A space in front prevents it.
 - `@file:`, `@folder:`, `@git:`, `@url:`, `@diff`, `@staged` paste local files, diffs and pages
-  into the prompt (agent/context_references.py:18); a space after the `@` takes that away.
+  into the prompt (agent/context_references.py:18). A space after the `@` prevents it.
 - "restart gateway" and the like become /restart, but only in an event of type TEXT
   (base.py:1880). The adapter sends every message as a DOCUMENT.
-- "yes", "approve", "2" answer an approval or a question that waits, but only when they arrive
-  during a turn (run.py:5784, run.py:10184). The adapter never has two messages of a chat in
-  Hermes at once.
+- "yes", "approve", "2" answer an open approval or question, but only when they arrive during a
+  turn (run.py:5784, run.py:10184). The adapter never has two messages of a chat in Hermes at
+  once.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["harmless", "reminded"]
+__all__ = ["neutralized", "with_refusals"]
 
 _REFERENCE = re.compile(r"(?<![\w/])@(?=(?:diff|staged)\b|(?:file|folder|git|url):)")
 
 
-def harmless(text: str) -> str:
-    """The text without the beginnings that Hermes acts on; a model reads it the same."""
+def neutralized(text: str) -> str:
+    """The text without commands and references; a model reads it the same way."""
     text = _REFERENCE.sub("@ ", text.replace("\x00", ""))
     return f" {text}" if text.startswith("/") else text
 
 
-def reminded(text: str, refused: Sequence[str]) -> str:
-    """The text after what became of the files that the agent meant to hand over before.
+def with_refusals(text: str, refused: Sequence[str]) -> str:
+    """The text after a note on each file of the last answer that was not delivered.
 
-    Hermes hands files over when the agent has finished, so it cannot be told in time.
+    Hermes delivers files after the agent has finished, so the agent cannot learn of it earlier.
     """
-    return "\n\n".join([*(f"[Your last answer: {why}]" for why in refused), text])
+    return "\n\n".join([*(f"[Your last answer: {reason}]" for reason in refused), text])

@@ -1,4 +1,4 @@
-"""What the plugin is told, and what Hermes must be told for the plugin to work."""
+"""The plugin's settings, and the settings of Hermes that the plugin needs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 ENTRY_POINT = "molecule-a2a"
-# An underscore: Hermes's `/api/platforms/NAME/events` turns `-` into `_`.
+# With an underscore, because Hermes's `/api/platforms/NAME/events` turns `-` into `_`.
 PLATFORM = "molecule_a2a"
 
 API_KEY = "API_SERVER_KEY"
@@ -48,19 +48,19 @@ _NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class PluginSettings:
-    """From `platforms.molecule_a2a.extra` in config.yaml; the environment fills what is not there.
+    """From `platforms.molecule_a2a.extra` in config.yaml, else from the environment.
 
-    The secret of the bridge that started this Hermes counts before either, and its address is
-    added to the callbacks. `from_extra` raises ValueError in one line that names the setting.
+    The secret of the bridge that started this Hermes takes precedence over both, and its address
+    is added to the callbacks. `from_extra` raises a ValueError that names the setting.
     """
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PLATFORM_PORT
     secret: str = field(default="", repr=False)
     callbacks: tuple[str, ...] = ()
-    """`host` or `host:port` of bridges that may be called back; none: any on loopback."""
+    """`host` or `host:port` of bridges that may be called back; empty: any on loopback."""
     folder_per_chat: bool = False
-    """Whether each chat works in a folder of its own and delivers files from there only."""
+    """Whether each chat has its own working folder and delivers files only from there."""
     system_prompt: str = ""
     max_body: int = MAX_BODY_BYTES
     max_file: int = MAX_FILE_BYTES
@@ -92,10 +92,10 @@ class PluginSettings:
 
 
 def enabled_by_env(env: Mapping[str, str] | None = None) -> dict[str, Any] | None:
-    """Hermes asks this whether to run the platform without a stanza in config.yaml.
+    """Tells Hermes whether to run the platform without a section in config.yaml.
 
-    The mark carries no host and no port: Hermes lays it over the stanza (gateway/config.py:2509),
-    and config.yaml must win over the environment.
+    The result has no host and no port: Hermes merges it over the section (gateway/config.py:2509),
+    and config.yaml must take precedence over the environment.
     """
     env = os.environ if env is None else env
     wanted = env.get(_ENABLED, "").strip().lower()
@@ -116,12 +116,12 @@ def hermes_settings(
 ) -> dict[str, Any]:
     """The keys of Hermes's config.yaml that the plugin needs, to be merged over the operator's.
 
-    The secret is not among them: it belongs in the environment.
+    The secret is not one of them; it belongs in the environment.
     """
     return {
         "plugins": {"enabled": [ENTRY_POINT]},
-        "platforms": {PLATFORM: _stanza(host, port)},
-        # Without a cursor a draft is the text itself; 20 frames a second are enough.
+        "platforms": {PLATFORM: _section(host, port)},
+        # Without a cursor a draft is the text itself; 20 drafts per second are enough.
         "streaming": {
             "enabled": True,
             "transport": "auto",
@@ -131,44 +131,44 @@ def hermes_settings(
         },
         "display": {"platforms": {PLATFORM: _display()}},
         "approvals": {"mode": approvals, "timeout": approval_timeout},
-        # Else the first peer is offered to have a profile of it kept, and config.yaml is rewritten.
+        # Otherwise Hermes offers the first peer to build a profile, and rewrites config.yaml.
         "onboarding": {"profile_build": "off"},
         **restart_settings(drain_timeout),
     }
 
 
 def restart_settings(drain_timeout: int = 20) -> dict[str, Any]:
-    """What makes Hermes stop and start without surprises, whichever way it is reached."""
+    """What makes Hermes stop and start predictably, with and without the plugin."""
     return {
         "agent": {
-            # Unset, SIGTERM cuts a running turn without a reply.
+            # If unset, SIGTERM ends a running turn without a reply.
             "restart_drain_timeout": drain_timeout,
-            # Unset, an unclean exit runs every recent session again, unprompted.
+            # If unset, Hermes runs every recent session again after an unclean exit.
             "gateway_auto_continue_freshness": 0.01,
         },
-        # Else undelivered replies come again after a restart as "♻️ Recovered reply…".
-        # Else the sixth start in two minutes sleeps before it boots, up to 160 s, without a word;
-        # `up` has a backoff of its own.
+        # By default Hermes sends undelivered replies again after a restart as
+        # "♻️ Recovered reply…", and silently delays the sixth start in two minutes by up to
+        # 160 s; `up` has a backoff of its own.
         "gateway": {"delivery_ledger": False, "respawn_storm": {"max_starts": 0}},
-        # Else the first turn may run a `pip install` of its own.
+        # Otherwise the first turn may run `pip install`.
         "security": {"allow_lazy_installs": False},
     }
 
 
-def _stanza(host: str, port: int) -> dict[str, Any]:
-    # Without a home channel every new chat gets a notice about /sethome. A home channel whose
-    # platform is not this one drops the whole stanza without a word.
+def _section(host: str, port: int) -> dict[str, Any]:
+    # Without a home channel every new chat gets a notice about /sethome. If the home channel is
+    # on another platform, Hermes silently ignores the whole section.
     home = {"platform": PLATFORM, "chat_id": "home", "name": "home"}
     return {"enabled": True, "home_channel": home, "extra": {"host": host, "port": port}}
 
 
 def _display() -> dict[str, Any]:
-    # The plugin reports tools itself, from hooks; Hermes's own bubbles would say it twice.
+    # The plugin reports tools from hooks; Hermes's own messages would repeat that.
     return {"streaming": True, "tool_progress": "off", "show_reasoning": False}
 
 
 def _hosts(value: object) -> tuple[str, ...]:
-    """A list in config.yaml, or names with commas between them."""
+    """Hosts from a list in config.yaml or from comma-separated text."""
     entries = value.split(",") if isinstance(value, str) else value
     if not isinstance(entries, list | tuple) or not all(isinstance(e, str) for e in entries):
         raise ValueError(f"callbacks of {PLATFORM} must be a list of host or host:port")

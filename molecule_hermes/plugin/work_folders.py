@@ -1,7 +1,6 @@
-"""A working directory for each chat, so that conversations do not meet each other's files.
+"""A working directory for each chat, so that conversations do not mix up their files.
 
-This keeps an agent from taking another conversation's file for its own. It is no wall: the
-agent's shell can read whatever its user can.
+This is not a security boundary: the agent's shell can read whatever its user can.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class WorkFolders:
         return self._root / f"{safe_name(chat_id, 'chat')[:40]}-{digest}"
 
     def leave(self, chat_id: str) -> None:
-        """Removes the folder if nothing is in it: most conversations make no files."""
+        """Removes the folder if it is empty: most conversations create no files."""
         with contextlib.suppress(OSError):
             self.of(chat_id).rmdir()
 

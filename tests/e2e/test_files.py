@@ -141,7 +141,7 @@ async def test_a_file_over_the_limit_is_told(stack: Stack, way: TransportName, w
     turn = await say(stack, f"say this:\nMEDIA:{work}/large.pdf")
     assert turn.states[-1] == "COMPLETED"
     assert turn.file_parts == []
-    assert any(line.startswith("the file large.pdf was not handed over") for line in turn.progress)
+    assert any(line.startswith("the file large.pdf was not delivered") for line in turn.progress)
 
 
 async def test_files_from_outside_the_agents_folders_stay(

@@ -124,7 +124,7 @@ async def test_an_address_that_the_wire_does_not_take_is_told(adapter: Any, sent
     result = await adapter.send_image("c", "https://x.example/" + "x" * 3000 + "/a.png")
     assert not result.success
     (callback,) = sent.callbacks
-    assert callback.content.startswith("the file a.png was not handed over")
+    assert callback.content.startswith("the file a.png was not delivered")
 
 
 async def test_a_file_for_a_chat_that_nobody_knows_is_not_sent(

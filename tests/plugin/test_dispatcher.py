@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from molecule_hermes.plugin.dispatcher import Dispatcher, NotAChoiceError, UnknownNameError
+from molecule_hermes.plugin.dispatcher import Dispatcher, NotAChoiceError, NotFoundError
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Outbox
 from molecule_hermes.plugin.turn import Question, Turn
@@ -167,7 +167,7 @@ async def test_cancel_before_hermes_has_begun_does_not_reach_hermes(room: Room) 
     await ended(turn)
     assert room.finals() == [("1", "canceled")]
     assert room.gateway.stopped == []
-    with pytest.raises(UnknownNameError):
+    with pytest.raises(NotFoundError):
         room.dispatcher.cancel("1")
 
 
@@ -288,14 +288,14 @@ async def test_answers_reach_the_approvals_in_hermess_order(room: Room) -> None:
     assert [type(c.body) for c in room.outbox.callbacks] == [Approval] * 3
     room.dispatcher.answer(Answer("1", "q2", "deny"))
     assert room.gateway.approvals == []
-    with pytest.raises(UnknownNameError):
+    with pytest.raises(NotFoundError):
         room.dispatcher.answer(Answer("1", "q2", "once"))
     with pytest.raises(NotAChoiceError):
         room.dispatcher.answer(Answer("1", "q1", "always"))
     room.dispatcher.answer(Answer("1", "q1", "once"))
     assert room.gateway.approvals == [("session", "once"), ("session", "deny")]
     room.dispatcher.approval_expired(turn)
-    with pytest.raises(UnknownNameError):
+    with pytest.raises(NotFoundError):
         room.dispatcher.answer(Answer("1", "q3", "once"))
 
 
@@ -304,7 +304,7 @@ async def test_an_approval_hermes_gave_up_is_gone(room: Room) -> None:
     turn = await room.started()
     room.gateway.pending = 0
     room.dispatcher.ask(turn, approval("q1"), "may I?")
-    with pytest.raises(UnknownNameError):
+    with pytest.raises(NotFoundError):
         room.dispatcher.answer(Answer("1", "q1", "once"))
 
 
@@ -315,5 +315,5 @@ async def test_a_question_takes_any_text_once(room: Room) -> None:
         room.dispatcher.ask(turn, Question(name, "session", ("a", "b"), approval=False), "which?")
     room.dispatcher.answer(Answer("1", "q1", "neither"))
     for name in ("q1", "gone", "never"):
-        with pytest.raises(UnknownNameError):
+        with pytest.raises(NotFoundError):
             room.dispatcher.answer(Answer("1", name, "a"))

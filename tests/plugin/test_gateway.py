@@ -552,7 +552,7 @@ async def test_a_file_that_is_too_large_is_told_to_the_peer_and_to_the_agent(
     _, final = await callbacks.final(message)
     assert final.status == "completed"
     refused = (
-        "the file large.pdf was not handed over: it has 10,485,761 bytes, at most 10,485,760 may be"
+        "the file large.pdf was not delivered: it has 10,485,761 bytes, and 10,485,760 are allowed"
     )
     assert _notices(callbacks, message) == [refused]
     callback, _ = await callbacks.final(await hermes.say(callbacks, "and?", chat="large"))

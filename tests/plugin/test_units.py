@@ -25,7 +25,7 @@ def test_no_text_is_a_command_or_a_reference_for_hermes(text: str) -> None:
     from agent.context_references import parse_context_references
     from gateway.platforms.base import MessageEvent
 
-    said = prompts.harmless(text)
+    said = prompts.neutralized(text)
     assert not MessageEvent(said).is_command()
     assert parse_context_references(said) == []
     assert said.replace(" ", "") == text.replace("\x00", "").replace(" ", "")
@@ -33,12 +33,12 @@ def test_no_text_is_a_command_or_a_reference_for_hermes(text: str) -> None:
 
 def test_ordinary_text_is_left_alone() -> None:
     text = "mail bob@example.com, see a/b and @someone; diff@git"
-    assert prompts.harmless(text) == text
+    assert prompts.neutralized(text) == text
 
 
 def test_the_agent_is_told_of_files_that_stayed() -> None:
-    assert prompts.reminded("hello", []) == "hello"
-    told = prompts.reminded("hello", ["the file a is not available"])
+    assert prompts.with_refusals("hello", []) == "hello"
+    told = prompts.with_refusals("hello", ["the file a is not available"])
     assert told == "[Your last answer: the file a is not available]\n\nhello"
 
 
@@ -147,7 +147,7 @@ def test_a_path_that_is_none_is_refused_like_any_other(tmp_path: Path, name: str
 def test_a_file_over_the_limit_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "big.png"
     path.write_bytes(bytes(11))
-    with pytest.raises(files.FileRefusedError, match=r"big\.png was not .* 11 bytes, at most 10 "):
+    with pytest.raises(files.FileRefusedError, match=r"big\.png was not .* 11 bytes, and 10 are"):
         files.read_file(str(path), cwd=tmp_path, home=tmp_path / "h", limit=10)
     read = files.read_file(str(path), cwd=tmp_path, home=tmp_path / "h", limit=11)
     assert (read.name, read.media_type, read.data) == ("big.png", "image/png", bytes(11))
@@ -158,7 +158,7 @@ def test_a_link_keeps_its_address() -> None:
     assert (file.name, file.media_type) == ("b c.gif", "image/gif")
     assert files.linked_file("https://x.example").name == "image"
     for bad in ("https://x.example/" + "x" * 3000, "file:///etc/passwd"):
-        with pytest.raises(files.FileRefusedError, match="not handed over"):
+        with pytest.raises(files.FileRefusedError, match="not delivered"):
             files.linked_file(bad)
 
 
@@ -252,7 +252,7 @@ class Hearing:
         self.told: list[Callback] = []
         self.names: list[str] = []
 
-    def heard(self, message_id: str, effect: Effect) -> None:
+    def on_hook(self, message_id: str, effect: Effect) -> None:
         self.names.append(message_id)
         dispatcher: Any = SimpleNamespace(emit=lambda turn, callback: self.told.append(callback))
         effect(dispatcher, self.turn)
