@@ -37,7 +37,7 @@ from tests.support.raw_http import (
 from tests.support.waiting import until
 from tests.telemetry.test_metrics import figures
 
-SLACK = 5.0
+SLACK = 8.0
 HALF_A_HEAD = b"POST / HTTP/1.1\r\nHost: local"
 NO_BODY = b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: 1000\r\n"
 

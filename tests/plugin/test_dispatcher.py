@@ -75,7 +75,7 @@ class Room:
         return self.dispatcher.accept(Inbound(chat, "p", message_id, "http://127.0.0.1:1/", "hi"))
 
     async def started(self) -> Turn:
-        return await asyncio.wait_for(self.gateway.started.get(), 5)
+        return await asyncio.wait_for(self.gateway.started.get(), 20)
 
     def end(self, turn: Turn, answer: str = "done") -> None:
         turn.answered(answer)
@@ -191,7 +191,7 @@ async def test_cancel_stops_hermes_and_what_is_said_then_is_not_told(room: Room)
     room.dispatcher.notice(turn, "⚡ Stopped")
     turn.answered("too late")
     room.dispatcher.finish(turn)
-    await asyncio.wait_for(room.dispatcher.close(), 5)
+    await asyncio.wait_for(room.dispatcher.close(), 20)
     assert [c.body for c in room.outbox.callbacks] == [Final("canceled")]
 
 

@@ -23,7 +23,7 @@ class SlowUpdater:
 async def test_what_is_being_sent_when_the_turn_ends_is_not_lost() -> None:
     updater = SlowUpdater()
     reply = ReplyArtifact(updater, interval=0.05)  # type: ignore[arg-type]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         async with reply:
             await reply.add("a")
             await reply.add("b")

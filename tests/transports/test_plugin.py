@@ -447,7 +447,7 @@ async def test_a_turn_that_is_canceled_twice_leaves_nothing_behind(
     plugin.script = nothing
     monkeypatch.setattr(transport, "_post_cancel", never)
     running = asyncio.create_task(run(transport))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await until(lambda: transport.accepted)
         running.cancel()
         await stopping.wait()
@@ -473,7 +473,7 @@ async def test_an_answer_reaches_the_plugin_and_the_turn_goes_on(
 
     plugin.script = script
     events = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         async for event in transport.run(asked := turn()):
             events.append(event)
             if isinstance(event, Question):
