@@ -1,4 +1,4 @@
-"""A message and all that follows it: progress, questions, Ctrl-C, until its task has ended."""
+"""Sends a message and follows its task to the end: progress, questions, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _OPEN = WORKING | {TaskState.TASK_STATE_UNSPECIFIED}
 
 _HINTS = {
     401: "pass a peer's token with --token",
-    413: "the message is larger than it takes",
+    413: "send a shorter message or smaller files",
 }
 
 _PATIENCE = 2.0
-"""Seconds without a word after which a person is told that something happens."""
+"""Seconds without output after which the terminal shows that the command waits."""
 
 Events = AsyncIterator[StreamResponse]
 
@@ -61,28 +61,31 @@ async def send(
     keyboard: int | None = None,
     command: str = "molecule-hermes send",
 ) -> int:
-    """0 when the task completed, 130 after Ctrl-C, else 1; raises `StartError`.
+    """Returns 0 if the task completed, 130 after Ctrl-C, 1 otherwise. Raises `StartError`.
 
-    Questions are asked at the terminal `keyboard`. Without one the command ends there, and says
-    how to go on with `command`.
+    Questions are asked at the terminal `keyboard`. Without one, the command ends at a question and
+    says how to answer it with `command`.
     """
+    patience = asyncio.get_running_loop().call_later(_PATIENCE, printer.still_waiting)
     with _Interrupts() as interrupts:
         try:
             async with connect(url, token) as client:
                 exchange = _Exchange(client, printer, interrupts, keyboard, command)
                 return await exchange.run(request)
         except asyncio.CancelledError:
-            if interrupts.asked.is_set():
+            if interrupts.received.is_set():
                 return INTERRUPTED
             raise
+        finally:
+            patience.cancel()
 
 
 class _Interrupts:
-    """Ctrl-C: while `patient`, the first one is a request to cancel; any other leaves at once."""
+    """Ctrl-C. With `cancels_task`, the first one cancels the task; any other ends the command."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.patient = False
+        self.received = asyncio.Event()
+        self.cancels_task = False
         self._work = asyncio.current_task()
 
     def __enter__(self) -> Self:
@@ -93,13 +96,13 @@ class _Interrupts:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
 
     def _arrived(self) -> None:
-        if self._work is not None and (self.asked.is_set() or not self.patient):
+        if self._work is not None and (self.received.is_set() or not self.cancels_task):
             self._work.cancel()
-        self.asked.set()
+        self.received.set()
 
 
 class _Exchange:
-    """Knows the task as far as its events have told."""
+    """One message and its task, as its events describe it."""
 
     def __init__(
         self,
@@ -121,20 +124,17 @@ class _Exchange:
         self._asked = ""
 
     async def run(self, request: SendMessageRequest) -> int:
-        self._interrupts.patient = True
-        patience = asyncio.get_running_loop().call_later(_PATIENCE, self._printer.still_waiting)
+        self._interrupts.cancels_task = True
         try:
             async with self._cancels_when_interrupted():
                 await self._converse(request)
         except asyncio.CancelledError:
             self._printer.interrupted(f"left; {self._may_still_run()}")
             raise
-        # ValueError: what the SDK raises for an answer without a result.
+        # The SDK raises ValueError for a response without a result.
         except (A2AError, httpx.HTTPError, json_format.Error, ValueError) as error:
             self._printer.end_line()
             raise self._explained(error) from error
-        finally:
-            patience.cancel()
         return self._end()
 
     async def _converse(self, request: SendMessageRequest) -> None:
@@ -144,7 +144,7 @@ class _Exchange:
             events = await self._after_the_question() if self._asks else None
 
     async def _show_or_resume(self, events: Events) -> None:
-        """Shows the events; if they break off, what the agent says of the task since."""
+        """Shows the events. If the stream breaks, subscribes to the rest of the task."""
         try:
             if await self._show(events):
                 return
@@ -152,13 +152,13 @@ class _Exchange:
             if not (self._task_id and _is_broken(error)):
                 raise
         if not self._task_id:
-            raise A2AClientError("the agent ended its answer without a result")
-        self._printer.say("the connection broke off; asking for the rest …")
+            raise A2AClientError("the agent closed the stream without a result")
+        self._printer.say("the connection was lost; asking for the rest …")
         if not await self._show(self._follow()):
-            raise A2AClientError("the agent does not say how the task ended")
+            raise A2AClientError("the agent does not report how the task ended")
 
     async def _show(self, events: Events) -> bool:
-        """Whether the task came to rest."""
+        """Returns whether the task ended or asked a question."""
         async for event in events:
             self._note(event)
             self._printer.show(event)
@@ -172,13 +172,13 @@ class _Exchange:
             self._status = TaskStatus(state=TaskState.TASK_STATE_COMPLETED)
         if kind in (None, "message"):
             return
-        told = getattr(event, kind)
-        self._task_id = told.id if kind == "task" else told.task_id
-        self._context_id = told.context_id
+        payload = getattr(event, kind)
+        self._task_id = payload.id if kind == "task" else payload.task_id
+        self._context_id = payload.context_id
         self._begun.set()
         if status := status_in(event):
             self._status = status
-            self._metadata = json_format.MessageToDict(told.metadata)
+            self._metadata = json_format.MessageToDict(payload.metadata)
 
     @property
     def _asks(self) -> bool:
@@ -186,26 +186,26 @@ class _Exchange:
 
     @property
     def _rests(self) -> bool:
-        """Whether nothing more is to come; a question does not count once it is canceled."""
-        if self._asks and self._interrupts.asked.is_set():
+        """Whether no more events follow. After Ctrl-C, a question does not count."""
+        if self._asks and self._interrupts.received.is_set():
             return False
         return self._status.state not in _OPEN
 
     async def _follow(self) -> AsyncGenerator[StreamResponse, None]:
-        """The task as it is, then the rest."""
+        """The current task, then its further events."""
         try:
             async for event in self._client.subscribe(SubscribeToTaskRequest(id=self._task_id)):
                 yield event
         except (UnsupportedOperationError, MethodNotFoundError, NotImplementedError):
-            # It has ended, or the agent cannot say more.
+            # The task has ended, or the agent does not support subscriptions.
             task = await self._client.get_task(GetTaskRequest(id=self._task_id))
             yield StreamResponse(task=task)
 
     # Questions.
 
     async def _after_the_question(self) -> Events | None:
-        """The events of the answer, or of a task that goes on without; None leaves it open."""
-        if self._interrupts.asked.is_set():
+        """The events that follow the question; None if it stays open."""
+        if self._interrupts.received.is_set():
             return self._follow()
         self._show_question()
         if self._keyboard is None:
@@ -232,14 +232,14 @@ class _Exchange:
         return {}
 
     async def _read_answer(self, keyboard: int) -> str | None:
-        """None at the end of the input; empty when there is nothing to answer any more."""
+        """None at the end of the input; "" if the question is no longer open."""
         reading = asyncio.ensure_future(self._read(keyboard))
-        gone = asyncio.ensure_future(self._until_it_goes_on())
-        interrupted = asyncio.ensure_future(self._interrupts.asked.wait())
-        waits: list[asyncio.Future[Any]] = [reading, gone, interrupted]
+        closed = asyncio.ensure_future(self._until_question_closes())
+        interrupted = asyncio.ensure_future(self._interrupts.received.wait())
+        waits: list[asyncio.Future[Any]] = [reading, closed, interrupted]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            over = self._interrupts.asked.is_set() or not reading.done()
+            over = self._interrupts.received.is_set() or not reading.done()
             return "" if over else reading.result()
         finally:
             for wait in waits:
@@ -256,17 +256,17 @@ class _Exchange:
                 self._printer.answered()
         return line
 
-    async def _until_it_goes_on(self) -> None:
-        """Until the question is gone (expired, withdrawn, answered by another) or the line breaks.
+    async def _until_question_closes(self) -> None:
+        """Returns when the question is answered elsewhere, expires, or the connection is lost.
 
-        An agent that cannot tell never ends this; whoever answers too late will be told.
+        Never returns if the agent does not report that; a late answer is then refused.
         """
-        asked = self._status.message.message_id
+        question = self._status.message.message_id
         try:
             async with aclosing(self._follow()) as events:
                 async for event in events:
                     status = status_in(event)
-                    if status is not None and status.message.message_id != asked:
+                    if status is not None and status.message.message_id != question:
                         return
         except A2AError as error:
             if _is_broken(error):
@@ -283,7 +283,7 @@ class _Exchange:
             async for event in self._client.send_message(request):
                 yield event
         except UnsupportedOperationError:
-            self._printer.say("that question is no longer open")
+            self._printer.say("the question is no longer open")
             async for event in self._follow():
                 yield event
 
@@ -300,13 +300,13 @@ class _Exchange:
                 await canceller
 
     async def _cancel_when_interrupted(self) -> None:
-        await self._interrupts.asked.wait()
+        await self._interrupts.received.wait()
         self._printer.interrupted("canceling … (Ctrl-C again leaves)")
         await self._begun.wait()
         try:
             await self._client.cancel_task(CancelTaskRequest(id=self._task_id))
         except TaskNotCancelableError:
-            pass  # it has just ended, which its events tell
+            pass  # it has just ended, as its events will show
         except (A2AError, httpx.HTTPError) as error:
             self._printer.say(f"the task could not be canceled: {_one_line(error)}")
 
@@ -316,11 +316,11 @@ class _Exchange:
         if self._asks:
             example = "yes" if self._question.get("kind") == "approval" else "ANSWER"
             self._printer.say(
-                f"task {self._task_id} waits for the answer: "
+                f"task {self._task_id} waits for an answer: "
                 f"{self._command} --task {self._task_id} {example}"
             )
         self._printer.end(self._status, self._metadata, "" if self._asks else self._context_id)
-        if self._interrupts.asked.is_set():
+        if self._interrupts.received.is_set():
             return INTERRUPTED
         completed = self._status.state == TaskState.TASK_STATE_COMPLETED
         return 0 if completed and self._printer.kept_all else 1
@@ -331,12 +331,12 @@ class _Exchange:
     def _explained(self, error: Exception) -> StartError:
         if not _is_broken(error):
             return StartError(_one_line(error), _hint(error))
-        hint = self._may_still_run() if self._task_id else ""
+        hint = self._may_still_run() if self._task_id else "check that the agent is running"
         return StartError(f"the connection to the agent was lost ({_one_line(error)})", hint)
 
 
 def _is_broken(error: Exception) -> bool:
-    """Whether the line broke, in contrast to an agent that refuses."""
+    """Whether the connection was lost, rather than the request refused."""
     return isinstance(error, httpx.TransportError) or isinstance(
         error.__cause__, httpx.TransportError
     )
@@ -346,8 +346,8 @@ def _one_line(error: Exception) -> str:
     cause = error.__cause__
     if isinstance(cause, httpx.HTTPStatusError):
         return f"the agent answered {cause.response.status_code} {cause.response.reason_phrase}"
-    told = cause if isinstance(cause, httpx.TransportError) else error
-    return " ".join(str(told).split()) or type(told).__name__
+    shown = cause if isinstance(cause, httpx.TransportError) else error
+    return " ".join(str(shown).split()) or type(shown).__name__
 
 
 def _hint(error: Exception) -> str:

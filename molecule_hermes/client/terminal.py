@@ -1,4 +1,7 @@
-"""What people see of a task, and what they type: the reply on one stream, the rest on another."""
+"""The terminal: shows a task's events and reads answers.
+
+The reply goes to standard output, everything else to standard error.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Printer:
-    """Shows a task's events as they come, and each only once when a snapshot repeats them."""
+    """Shows a task's events as they arrive. What a snapshot repeats is shown once."""
 
     def __init__(self, out: TextIO, err: TextIO, folder: SaveFolder | None = None) -> None:
         self._screen = _Screen(out, err)
@@ -40,7 +43,7 @@ class Printer:
         self._texts: dict[str, str] = {}
         self._files: dict[str, int] = {}
         self._writing = ""
-        self._said = ""
+        self._shown_status = ""
         self.kept_all = True
         """False when a file could not be saved."""
 
@@ -59,7 +62,7 @@ class Printer:
         for artifact, append in _artifacts(event):
             files = _files(artifact)
             known = self._files.get(artifact.artifact_id, 0)
-            # A snapshot repeats the files that are known; an update brings new ones.
+            # A snapshot repeats known files; an update has only new ones.
             new = files[known:] if event.HasField("task") else files
             self._files[artifact.artifact_id] = known + len(new) if append else len(files)
             for part in new:
@@ -69,7 +72,7 @@ class Printer:
         self._screen.line("", text)
 
     def still_waiting(self) -> None:
-        """Tells a person who has seen nothing so far that all is well."""
+        """Shows that the command waits, if a person watches and has seen nothing yet."""
         if self._screen.untouched and self._screen.is_watched:
             self._screen.line("· ", "waiting for the agent …")
 
@@ -104,7 +107,7 @@ class Printer:
         self._texts[artifact_id] = self._texts.get(artifact_id, "") + text
 
     def _replace(self, artifact_id: str, text: str) -> None:
-        """What was revised begins on a new line; what only goes on, goes on."""
+        """Starts a new line if the text was revised, and continues the line if it only grew."""
         shown = self._texts.get(artifact_id, "")
         if not text.startswith(shown):
             self._screen.end_line()
@@ -119,9 +122,9 @@ class Printer:
         self._screen.text(text)
 
     def _progress(self, status: TaskStatus) -> None:
-        told = status.message.message_id
-        if status.HasField("message") and (told != self._said or not told):
-            self._said = told
+        message_id = status.message.message_id
+        if status.HasField("message") and (message_id != self._shown_status or not message_id):
+            self._shown_status = message_id
             self._screen.line("· ", _text(status.message.parts, "\n"))
 
     def _file(self, part: Part, name: str, caption: str) -> None:
@@ -136,16 +139,16 @@ class Printer:
 
     def _keep(self, name: str, data: bytes) -> str:
         if self._folder is None:
-            return "; --save DIR keeps it"
+            return "; use --save DIR to keep it"
         try:
             return f" saved to {self._folder.keep(name, data)}"
         except OSError as error:
             self.kept_all = False
-            return f" could not be saved whole: {error.strerror}"
+            return f" could not be saved completely: {error.strerror}"
 
 
 class RawPrinter(Printer):
-    """Each event as a line of JSON; only what a program cannot know is said beside it."""
+    """Prints each event as a line of JSON, and only errors besides."""
 
     def show(self, event: StreamResponse) -> None:
         line = json.dumps(MessageToDict(event), ensure_ascii=False)
@@ -164,7 +167,7 @@ class RawPrinter(Printer):
 
 
 class _Screen:
-    """Two streams that may be one terminal: what is unfinished there is ended first."""
+    """Two streams that may be the same terminal: an unfinished line on one is ended first."""
 
     def __init__(self, out: TextIO, err: TextIO) -> None:
         self._out = out
@@ -177,7 +180,7 @@ class _Screen:
         return self._err.isatty()
 
     def text(self, text: str) -> None:
-        """As it is; but a terminal gets nothing that it would obey."""
+        """Writes the text; a terminal gets control characters in escaped form."""
         if text:
             shown = _CONTROL.sub(lambda c: _escaped(c[0]), text) if self._out.isatty() else text
             self.untouched = False
@@ -186,7 +189,7 @@ class _Screen:
             self._unfinished = None if text.endswith("\n") else self._out
 
     def line(self, mark: str, text: str) -> None:
-        """Indented where it goes on, and without anything that a terminal would obey."""
+        """Writes a line with escaped control characters; further lines are indented."""
         self.end_line()
         self.untouched = False
         shown = "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text.strip())
@@ -206,25 +209,22 @@ class _Screen:
             self._unfinished = None
 
     def line_was_ended(self) -> None:
-        """By the person at the prompt."""
+        """Enter at the prompt has ended the line."""
         self._unfinished = None
 
     def was_interrupted(self) -> None:
-        """A terminal shows ^C where it is pressed."""
+        """A terminal shows ^C, so the next text needs a new line."""
         if self._err.isatty():
             self._unfinished = self._unfinished or self._err
 
 
 def forget_typed(terminal: int) -> None:
-    """Drops what was typed before a question was seen: it must not approve anything."""
+    """Discards keys that were pressed before the question was shown."""
     termios.tcflush(terminal, termios.TCIFLUSH)
 
 
 async def read_line(terminal: int) -> str | None:
-    """What is typed, up to the end of the line; None at the end of the input.
-
-    Not in a thread, which could not be stopped.
-    """
+    """Reads a line; None at the end of the input. Not in a thread, which cannot be stopped."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     typed = b""
@@ -246,13 +246,13 @@ async def read_line(terminal: int) -> str | None:
         await ended
     finally:
         loop.remove_reader(terminal)
-        # libuv makes what it polls non-blocking, for every process at this terminal.
+        # libuv makes the terminal non-blocking, for all processes that use it.
         os.set_blocking(terminal, True)
     return typed.decode("utf-8", "replace").strip() if typed.endswith(b"\n") else None
 
 
 def command_name() -> str:
-    """How this command was reached, so that a hint can be pasted."""
+    """The command as the user can type it, for hints that can be pasted."""
     path = Path(sys.argv[0])
     if path.name != "molecule-hermes":
         return "molecule-hermes"
@@ -268,7 +268,7 @@ def status_in(event: StreamResponse) -> TaskStatus | None:
 
 
 def _artifacts(event: StreamResponse) -> list[tuple[Artifact, bool]]:
-    """Each with whether it goes on with what came before."""
+    """The artifacts, each with whether it appends to earlier content."""
     if event.HasField("artifact_update"):
         return [(event.artifact_update.artifact, event.artifact_update.append)]
     return [(artifact, False) for artifact in event.task.artifacts]
@@ -288,19 +288,19 @@ def _escaped(character: str) -> str:
 
 def _size(size: int) -> str:
     if size < 1024:
-        return f"{size} bytes"
+        return "1 byte" if size == 1 else f"{size} bytes"
     return f"{size / 1024:.1f} KiB" if size < 2**20 else f"{size / 2**20:.1f} MiB"
 
 
 def _figures(metadata: Mapping[str, Any]) -> str:
-    """How long it took and what it used, as far as the agent says so."""
+    """Durations, tokens and model, as far as the agent reports them."""
     usage = metadata.get("usage")
     usage = usage if isinstance(usage, Mapping) else {}
-    told = (
+    known = (
         ("{:.1f} s", metadata.get("durationSeconds")),
         ("first text after {:.1f} s", metadata.get("firstTextSeconds")),
         ("{:.0f} tokens", usage.get("totalTokens") or None),
     )
-    figures = [form.format(value) for form, value in told if isinstance(value, int | float)]
+    figures = [form.format(value) for form, value in known if isinstance(value, int | float)]
     model = usage.get("model")
     return ", ".join([*figures, f"model {model}"] if isinstance(model, str) and model else figures)

@@ -216,7 +216,7 @@ async def test_a_refused_token_says_how_to_pass_one(bridge: StartBridge) -> None
 
 async def test_a_message_that_is_too_large_is_told_so(bridge: StartBridge) -> None:
     async with bridge(ScriptedTransport(), MAX_BODY=1024) as b:
-        with pytest.raises(StartError, match=r"413 .*larger than it takes"):
+        with pytest.raises(StartError, match=r"413 .*send a shorter message"):
             await Desk().send(b.url, "x" * 2000)
 
 
@@ -275,7 +275,7 @@ async def test_without_a_folder_a_file_is_told_of(bridge: StartBridge) -> None:
     async with bridge(transport) as b:
         sent = await Desk().send(b.url)
     assert (
-        "· file: a.bin (application/x, 2.0 KiB); --save DIR keeps it — the result\n"
+        "· file: a.bin (application/x, 2.0 KiB); use --save DIR to keep it — the result\n"
         "· file: b.png (image/png) at http://127.0.0.1:9/b.png\n"
     ) in sent.err
 
@@ -298,7 +298,7 @@ async def test_a_file_that_cannot_be_kept_is_told_and_exits_1(
     async with bridge(transport) as b:
         sent = await desk.send(b.url)
     assert sent.code == 1
-    assert "could not be saved whole: No such file or directory" in sent.err
+    assert "could not be saved completely: No such file or directory" in sent.err
     assert "done" in sent.out
 
 
@@ -382,7 +382,7 @@ async def test_without_a_terminal_a_question_ends_the_command_and_can_be_answere
     assert asked.returncode == 1
     assert asked.stdout == "So far. \n"
     assert "? may I run rm -rf x?\n\n  (once / session / deny)\n" in asked.stderr
-    assert asked.stderr.endswith(f"task {task.id} waits for the answer: {command}\n")
+    assert asked.stderr.endswith(f"task {task.id} waits for an answer: {command}\n")
     assert state(task) == "INPUT_REQUIRED"
     assert transport.answers == [("q1", "once")]
     assert answered.returncode == 0
@@ -462,7 +462,7 @@ async def test_the_end_of_input_leaves_the_question_open(bridge: StartBridge) ->
             terminal.type("\x04")
             assert await terminal.ends() == 1
         task = await the_task(b.url)
-        assert f"\ntask {task.id} waits for the answer: molecule-hermes send" in terminal.seen
+        assert f"\ntask {task.id} waits for an answer: molecule-hermes send" in terminal.seen
         assert state(task) == "INPUT_REQUIRED"
         assert (await Desk().send(b.url, "no", "", task.id)).code == 0
 
@@ -653,7 +653,7 @@ async def test_when_the_line_breaks_the_rest_is_asked_for_and_nothing_is_shown_t
         sending = group.create_task(desk.send(proxy.url))
         await until(lambda: "terminal done" in desk.err.getvalue())
         proxy.cut()
-        await until(lambda: "broke off" in desk.err.getvalue())
+        await until(lambda: "connection was lost" in desk.err.getvalue())
         go.set()
         sent = await sending
     assert sent.code == 0
