@@ -51,7 +51,8 @@ class Store(TaskStore):
 
     `save` stores the task as it is when it is called, and returns when that would survive a crash
     of the process. Every call ends within `call_limit` seconds: it raises `StorageFailure` if the
-    storage fails or does not answer.
+    storage fails or does not answer. A call that failed because of the time may still take effect
+    later. `sweep` and `prune` take several steps, each of which is bounded.
     """
 
     push_configs: PushNotificationConfigStore

@@ -24,7 +24,7 @@ from a2a.types import (
 )
 from google.protobuf.message import DecodeError
 
-from molecule_hermes.errors import StartError
+from molecule_hermes.errors import StartError, StorageFailure
 from molecule_hermes.protocol.states import TERMINAL
 from molecule_hermes.storage.base import EndTask, Sent, Store
 from molecule_hermes.storage.contents import content_digest, unreadable
@@ -40,6 +40,50 @@ _MAX_MESSAGES = 25_000
 
 Row = Sequence[Any]
 
+# SQLite and PostgreSQL both understand these. A conflict leaves `created` as it was, and what
+# identifies the first message.
+_SAVE = """
+INSERT INTO {tasks}
+    (owner, id, context_id, state, last_updated, ended, created, message_id, digest, task)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (owner, id) DO UPDATE SET
+    context_id = excluded.context_id, state = excluded.state,
+    last_updated = excluded.last_updated, ended = excluded.ended, task = excluded.task
+"""
+_GET = "SELECT id, context_id, state, last_updated, task FROM {tasks} WHERE owner = ? AND id = ?"
+_GET_ALL = """
+SELECT id, context_id, state, last_updated, task FROM {tasks} WHERE owner = ? AND id IN ({ids})
+"""
+_DELETE = "DELETE FROM {tasks} WHERE owner = ? AND id = ?"
+_COUNT = "SELECT count(*) FROM {tasks} WHERE {where}"
+_POSITION = "SELECT last_updated FROM {tasks} WHERE owner = ? AND id = ?"
+_KEYS = """
+SELECT last_updated, id, length(task) FROM {tasks} WHERE {where}
+ORDER BY last_updated DESC NULLS LAST, id DESC LIMIT ?
+"""
+_UNFINISHED = "SELECT owner, task FROM {tasks} WHERE ended IS NULL LIMIT ?"
+_ENDED_BEFORE = "SELECT owner, id, length(task) FROM {tasks} WHERE ended < ? LIMIT ?"
+_ENDED_BEYOND = """
+SELECT owner, id, length(task) FROM {tasks} WHERE ended IS NOT NULL
+ORDER BY ended DESC LIMIT ? OFFSET ?
+"""
+_SIZES = "SELECT owner, sum(length(task)) FROM {tasks} GROUP BY owner"
+_MESSAGES = """
+SELECT owner, context_id, message_id, digest, id, created FROM (
+    SELECT owner, context_id, message_id, digest, id, created,
+        row_number() OVER (PARTITION BY owner ORDER BY created DESC) AS newest
+    FROM {tasks} WHERE created > ? AND message_id != '' AND state != ?
+) AS sent WHERE newest <= ? ORDER BY created
+"""
+_SET_CONFIG = """
+INSERT INTO {configs} (owner, task_id, id, config) VALUES (?, ?, ?, ?)
+ON CONFLICT (task_id, owner, id) DO UPDATE SET config = excluded.config
+"""
+_CONFIGS = "SELECT config FROM {configs} WHERE task_id = ? ORDER BY number"
+_CONFIGS_OF_OWNER = "SELECT config FROM {configs} WHERE task_id = ? AND owner = ? ORDER BY number"
+_DELETE_CONFIGS = "DELETE FROM {configs} WHERE owner = ? AND task_id = ?"
+_DELETE_CONFIG = "DELETE FROM {configs} WHERE owner = ? AND task_id = ? AND id = ?"
+
 
 class SqlDatabase(Protocol):
     """Runs SQL with `?` for each value. Its calls are bounded, as those of `Store` are."""
@@ -48,6 +92,8 @@ class SqlDatabase(Protocol):
     """As operators know it."""
     prefix: str
     """Of the names of tables."""
+    limit: float
+    """Seconds that a call may take."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -66,9 +112,9 @@ class SqlTaskStore(Store):
     """Answers as the SDK's in-memory store does, in every detail of its listing."""
 
     def __init__(self, database: SqlDatabase) -> None:
-        self.push_configs = _PushConfigStore(database)
         self._database = database
-        self._sql = _Statements(database.prefix)
+        self._tables = _Tables(database)
+        self.push_configs = _PushConfigStore(self._tables)
 
     async def __aenter__(self) -> Self:
         await self._database.__aenter__()
@@ -81,41 +127,48 @@ class SqlTaskStore(Store):
         await self._save(resolve_user_scope(context), task)
 
     async def get(self, task_id: str, context: ServerCallContext) -> Task | None:
-        found = await self._database.read(self._sql.get, (resolve_user_scope(context), task_id))
+        found = await self._tables.read(_GET, (resolve_user_scope(context), task_id))
         return _task(found[0]) if found else None
 
     async def delete(self, task_id: str, context: ServerCallContext) -> None:
-        await self._database.write(self._sql.delete, (resolve_user_scope(context), task_id))
+        await self._tables.write(_DELETE, (resolve_user_scope(context), task_id))
 
     async def list(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
+        try:
+            async with asyncio.timeout(self._database.limit):
+                return await self._list(params, resolve_user_scope(context))
+        except TimeoutError as error:
+            raise StorageFailure(
+                f"the listing took longer than {self._database.limit:g} s"
+            ) from error
+
+    async def _list(self, params: ListTasksRequest, owner: str) -> ListTasksResponse:
         """Reads the sizes first: a page has a limit of bytes."""
-        owner = resolve_user_scope(context)
         listing = Listing(params, owner)
-        sql = self._sql.count.format(where=listing.where)
-        ((total,),) = await self._database.read(sql, listing.values)
+        ((total,),) = await self._tables.read(_COUNT, listing.values, where=listing.where)
         await self._start(listing, owner)
-        sql = self._sql.keys.format(where=listing.where)
-        found = await self._database.read(sql, (*listing.values, listing.page_size + 1))
+        values = (*listing.values, listing.page_size + 1)
+        found = await self._tables.read(_KEYS, values, where=listing.where)
         keys, token = listing.cut(Key(*row) for row in found)
         page = ListTasksResponse(
             total_size=total, page_size=listing.page_size, next_page_token=token
         )
-        page.tasks.extend(await self._read(owner, [key.id for key in keys]))
+        page.tasks.extend(await self._get_all(owner, [key.id for key in keys]))
         return page
 
     async def _start(self, listing: Listing, owner: str) -> None:
         if (first := listing.start()) is None:
             return
-        if not (found := await self._database.read(self._sql.position, (owner, first))):
+        if not (found := await self._tables.read(_POSITION, (owner, first))):
             raise listing.bad_token()
         listing.start_at(found[0][0], first)
 
-    async def _read(self, owner: str, ids: Sequence[str]) -> Iterable[Task]:
+    async def _get_all(self, owner: str, ids: Sequence[str]) -> Iterable[Task]:
         """The tasks in this order, without those that were deleted meanwhile."""
         if not ids:
             return []
-        sql = self._sql.tasks.format(ids=", ".join("?" * len(ids)))
-        rows = await self._database.read(sql, (owner, *ids))
+        marks = ", ".join("?" * len(ids))
+        rows = await self._tables.read(_GET_ALL, (owner, *ids), ids=marks)
         tasks = {task.id: task for task in map(_task, rows)}
         return [tasks[task_id] for task_id in ids if task_id in tasks]
 
@@ -124,7 +177,7 @@ class SqlTaskStore(Store):
 
     async def sweep(self, end: EndTask) -> int:
         swept = 0
-        while rows := await self._database.read(self._sql.unfinished, (_BATCH,)):
+        while rows := await self._tables.read(_UNFINISHED, (_BATCH,)):
             await _all([self._save(owner, self._ended(data, end)) for owner, data in rows])
             swept += len(rows)
         return swept
@@ -141,32 +194,31 @@ class SqlTaskStore(Store):
         return task
 
     async def prune(self, before: float, keep: int) -> int:
-        old = await self._database.read(self._sql.ended_before, (before, _BATCH))
+        old = await self._tables.read(_ENDED_BEFORE, (before, _BATCH))
         if not old and keep:
-            old = await self._database.read(self._sql.ended_beyond, (_BATCH, keep))
-        await _all(self._database.write(self._sql.delete_configs, row[:2]) for row in old)
-        await _all(self._database.write(self._sql.delete, row[:2]) for row in old)
+            old = await self._tables.read(_ENDED_BEYOND, (_BATCH, keep))
+        await _all(self._tables.write(_DELETE_CONFIGS, row[:2]) for row in old)
+        await _all(self._tables.write(_DELETE, row[:2]) for row in old)
         for owner, task_id, size in old:
             self.on_deleted(owner, task_id, size)
         return len(old)
 
     async def bytes_by_owner(self) -> Mapping[str, int]:
-        return {owner: int(size) for owner, size in await self._database.read(self._sql.sizes)}
+        return {owner: int(size) for owner, size in await self._tables.read(_SIZES)}
 
     async def messages(self, since: float) -> Sequence[Sent]:
         values = (since, TaskState.TASK_STATE_REJECTED, _MAX_MESSAGES)
-        return [Sent(*row) for row in await self._database.read(self._sql.messages, values)]
+        return [Sent(*row) for row in await self._tables.read(_MESSAGES, values)]
 
     async def _save(self, owner: str, task: Task) -> None:
-        await self._database.write(self._sql.save, task_row(owner, task, time.time()))
+        await self._tables.write(_SAVE, task_row(owner, task, time.time()))
 
 
 class _PushConfigStore(PushNotificationConfigStore):
     """The push configurations of tasks, in the same database."""
 
-    def __init__(self, database: SqlDatabase) -> None:
-        self._database = database
-        self._sql = _Statements(database.prefix)
+    def __init__(self, tables: _Tables) -> None:
+        self._tables = tables
 
     async def set_info(
         self,
@@ -176,79 +228,47 @@ class _PushConfigStore(PushNotificationConfigStore):
     ) -> TaskPushNotificationConfig:
         config = normalize_push_notification_config(task_id, notification_config)
         row = (resolve_user_scope(context), task_id, config.id, config.SerializeToString())
-        await self._database.write(self._sql.set_config, row)
+        await self._tables.write(_SET_CONFIG, row)
         return config
 
     async def get_info(
         self, task_id: str, context: ServerCallContext
     ) -> list[TaskPushNotificationConfig]:
         owner = resolve_user_scope(context)
-        return _configs(await self._database.read(self._sql.configs_of_owner, (task_id, owner)))
+        return _configs(await self._tables.read(_CONFIGS_OF_OWNER, (task_id, owner)))
 
     async def get_info_for_dispatch(self, task_id: str) -> list[TaskPushNotificationConfig]:
-        return _configs(await self._database.read(self._sql.configs, (task_id,)))
+        return _configs(await self._tables.read(_CONFIGS, (task_id,)))
 
     async def delete_info(
         self, task_id: str, context: ServerCallContext, config_id: str | None = None
     ) -> None:
         key = (resolve_user_scope(context), task_id)
         if config_id is None:
-            await self._database.write(self._sql.delete_configs, key)
+            await self._tables.write(_DELETE_CONFIGS, key)
         else:
-            await self._database.write(self._sql.delete_config, (*key, config_id))
+            await self._tables.write(_DELETE_CONFIG, (*key, config_id))
 
 
-class _Statements:
-    """SQL that SQLite and PostgreSQL both understand. Only names of tables are inserted."""
+class _Tables:
+    """Runs the statements above on the tables of a database."""
 
-    def __init__(self, prefix: str) -> None:
-        tasks, configs = f"{prefix}tasks", f"{prefix}push_configs"
-        # `created` and what names the first message stay as they were.
-        self.save = (
-            f"INSERT INTO {tasks} (owner, id, context_id, state, last_updated, ended, created, "
-            "message_id, digest, task) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
-            "ON CONFLICT (owner, id) DO UPDATE SET "
-            "context_id = excluded.context_id, state = excluded.state, "
-            "last_updated = excluded.last_updated, ended = excluded.ended, task = excluded.task"
-        )
-        columns = "id, context_id, state, last_updated, task"
-        self.get = f"SELECT {columns} FROM {tasks} WHERE owner = ? AND id = ?"
-        self.tasks = f"SELECT {columns} FROM {tasks} WHERE owner = ? AND id IN ({{ids}})"
-        self.delete = f"DELETE FROM {tasks} WHERE owner = ? AND id = ?"
-        self.count = f"SELECT count(*) FROM {tasks} WHERE {{where}}"
-        self.position = f"SELECT last_updated FROM {tasks} WHERE owner = ? AND id = ?"
-        self.keys = (
-            f"SELECT last_updated, id, length(task) FROM {tasks} WHERE {{where}} "
-            "ORDER BY last_updated DESC NULLS LAST, id DESC LIMIT ?"
-        )
-        self.unfinished = f"SELECT owner, task FROM {tasks} WHERE ended IS NULL LIMIT ?"
-        self.ended_before = f"SELECT owner, id, length(task) FROM {tasks} WHERE ended < ? LIMIT ?"
-        self.ended_beyond = (
-            f"SELECT owner, id, length(task) FROM {tasks} WHERE ended IS NOT NULL "
-            "ORDER BY ended DESC LIMIT ? OFFSET ?"
-        )
-        self.sizes = f"SELECT owner, sum(length(task)) FROM {tasks} GROUP BY owner"
-        self.messages = (
-            "SELECT owner, context_id, message_id, digest, id, created FROM ("
-            "SELECT owner, context_id, message_id, digest, id, created, "
-            "row_number() OVER (PARTITION BY owner ORDER BY created DESC) AS newest "
-            f"FROM {tasks} WHERE created > ? AND message_id != '' AND state != ?"
-            ") AS sent WHERE newest <= ? ORDER BY created"
-        )
-        self.set_config = (
-            f"INSERT INTO {configs} (owner, task_id, id, config) VALUES (?, ?, ?, ?) "
-            "ON CONFLICT (task_id, owner, id) DO UPDATE SET config = excluded.config"
-        )
-        self.configs = f"SELECT config FROM {configs} WHERE task_id = ? ORDER BY number"
-        self.configs_of_owner = (
-            f"SELECT config FROM {configs} WHERE task_id = ? AND owner = ? ORDER BY number"
-        )
-        self.delete_configs = f"DELETE FROM {configs} WHERE owner = ? AND task_id = ?"
-        self.delete_config = f"{self.delete_configs} AND id = ?"
+    def __init__(self, database: SqlDatabase) -> None:
+        prefix = database.prefix
+        self._database = database
+        self._names = {"tasks": f"{prefix}tasks", "configs": f"{prefix}push_configs"}
+
+    async def read(
+        self, template: str, values: Sequence[Any] = (), **conditions: str
+    ) -> Sequence[Row]:
+        return await self._database.read(template.format(**self._names, **conditions), values)
+
+    async def write(self, template: str, values: Sequence[Any]) -> None:
+        await self._database.write(template.format(**self._names), values)
 
 
 def task_row(owner: str, task: Task, now: float) -> Row:
-    """The values of `_Statements.save`."""
+    """The values of `_SAVE`, which are also the columns of the table in their order."""
     state = task.status.state
     updated = nanoseconds(task.status.timestamp) if task.status.HasField("timestamp") else None
     message_id, digest = "", ""

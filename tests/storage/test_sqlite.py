@@ -10,9 +10,10 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from a2a.types import ListTasksRequest, Task
@@ -72,6 +73,7 @@ async def test_sequential_saves_are_one_commit_each(path: Path) -> None:
 WRITER = """
 import asyncio, sys
 from pathlib import Path
+from typing import Any
 from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 from tests.support.tasks import context, task
 
@@ -363,3 +365,18 @@ async def test_tasks_are_pruned_in_batches(path: Path) -> None:
         assert await store.prune(time.time() + 60, 0) == 200
         assert await store.prune(time.time() + 60, 0) == 50
         assert await store.prune(time.time() + 60, 0) == 0
+
+
+async def test_a_listing_whose_steps_are_all_slow_fails_in_time(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with filled(path, task("t")) as store:
+        read = store.database.read
+
+        async def slow(sql: str, values: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
+            await asyncio.sleep(0.7 * store.database.limit)
+            return await read(sql, values)
+
+        monkeypatch.setattr(store.database, "read", slow)
+        with pytest.raises(StorageFailure, match=r"the listing took longer than 1\.6 s"):
+            await store.list(ListTasksRequest(), context())

@@ -45,11 +45,11 @@ class Database:
     def __init__(self, url: str, *, patience: float = PATIENCE) -> None:
         self._url = url.replace("+asyncpg:", ":", 1)
         self.name = _name(self._url)
-        self._limit = call_limit(patience)
+        self.limit = call_limit(patience)
         self._options: dict[str, Any] = {
             "dsn": self._url,
             "timeout": patience,
-            "command_timeout": self._limit,
+            "command_timeout": self.limit,
             "server_settings": _SERVER_SETTINGS,
         }
         self._lease = _Lease(self._options, patience)
@@ -92,7 +92,7 @@ class Database:
     async def check(self) -> None:
         async with self._reported():
             await self._lease.hold()
-        await self.write(_CHECK, ("", ""))
+            await self.write(_CHECK, ("", ""))
 
     @contextlib.asynccontextmanager
     async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
@@ -110,10 +110,10 @@ class Database:
     async def _reported(self) -> AsyncIterator[None]:
         """Bounds the time, and turns what goes wrong with the database into `StorageFailure`."""
         try:
-            async with asyncio.timeout(self._limit):
+            async with asyncio.timeout(self.limit):
                 yield
         except TimeoutError as error:
-            raise StorageFailure(f"the database did not answer in {self._limit:g} s") from error
+            raise StorageFailure(f"the database did not answer in {self.limit:g} s") from error
         except _FAILURES as error:
             if _is_about_the_data(error):
                 raise

@@ -77,6 +77,7 @@ class Database:
         self._application_id = application_id
         self._migrations = migrations
         self._patience = patience
+        self.limit = call_limit(patience)
         self._lock: int | None = None
         self._inode: tuple[int, int] = (0, 0)
         self._writing = _Lazy(self._connect)
@@ -103,7 +104,7 @@ class Database:
 
     async def write(self, sql: str, values: Sequence[Any]) -> None:
         """Returns when it is committed, together with whatever else was waiting."""
-        await self._bounded(self._writer.submit((sql, values)), call_limit(self._patience))
+        await self._bounded(self._writer.submit((sql, values)), self.limit)
 
     async def read(self, sql: str, values: Sequence[Any] = ()) -> Sequence[tuple[Any, ...]]:
         """Reads what is committed. A write in progress does not delay it."""
