@@ -1,3 +1,5 @@
+"""Settings from the environment, and the messages about bad values."""
+
 from __future__ import annotations
 
 import contextlib

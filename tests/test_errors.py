@@ -1,3 +1,5 @@
+"""The tree of failures and their form for peers."""
+
 from __future__ import annotations
 
 import pytest

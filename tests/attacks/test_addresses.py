@@ -1,4 +1,4 @@
-"""The URLs that a peer names are short, before anything parses or keeps them."""
+"""A long URL that a peer names is refused before it is parsed or stored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.peers import ask, peer, send
 LONG = "http://127.0.0.1/" + "x" * 12 * 2**20
 
 
-async def test_a_long_url_of_a_file_or_a_webhook_holds_nobody_up(bridge: StartBridge) -> None:
+async def test_a_long_url_of_a_file_or_a_webhook_delays_nobody(bridge: StartBridge) -> None:
     create = {"taskId": "t", "id": "c", "url": LONG}
     request = message("look")
     request.message.parts.add(url=LONG)

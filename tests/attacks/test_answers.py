@@ -1,4 +1,4 @@
-"""A peer that may answer a question cannot fill the store or take other peers' places by it."""
+"""A peer cannot fill the store, or occupy the capacity of others, by answering questions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AskingFirst(ScriptedTransport):
         return super().run(turn)
 
 
-async def test_answered_turns_take_no_place_that_their_peer_could_not_have(
+async def test_answered_turns_do_not_exceed_the_limit_of_their_peer(
     bridge: StartBridge,
 ) -> None:
     transport = AskingFirst()
@@ -58,7 +58,7 @@ async def test_answered_turns_take_no_place_that_their_peer_could_not_have(
             transport.over.set()
 
 
-async def test_what_is_no_answer_does_not_fill_the_store(bridge: StartBridge) -> None:
+async def test_messages_that_answer_nothing_do_not_fill_the_store(bridge: StartBridge) -> None:
     transport = AskingFirst()
     async with bridge(transport) as b, peer(b.url) as client:
         asked = await ask(client, "ask")

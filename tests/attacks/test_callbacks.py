@@ -1,4 +1,4 @@
-"""What somebody who got hold of the shared secret can still not do."""
+"""The shared secret alone gives nobody the replies or the control of a turn."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def inbound(callback_url: str, content: str = "hello") -> dict[str, Any]:
     return names | {"content": content, "callback_url": callback_url}
 
 
-async def test_the_answers_of_a_chat_go_to_no_other_address(
+async def test_the_replies_of_a_chat_go_to_no_other_address(
     stack: Stack, environ: dict[str, str], attacker: CallbackServer
 ) -> None:
     port = environ["MOLECULE_A2A_CALLBACK_PORT"]
@@ -82,7 +82,7 @@ async def test_the_answers_of_a_chat_go_to_no_other_address(
     assert attacker.taken == []
 
 
-async def test_the_bridges_own_answer_counts(stack: Stack, tmp_path: Path) -> None:
+async def test_the_answer_of_the_bridge_itself_is_accepted(stack: Stack, tmp_path: Path) -> None:
     for answer, left in (("deny", True), ("once", False)):
         victim = tmp_path / answer
         victim.mkdir()
@@ -94,7 +94,9 @@ async def test_the_bridges_own_answer_counts(stack: Stack, tmp_path: Path) -> No
         assert victim.exists() is left
 
 
-async def test_an_answer_or_a_cancel_without_the_bridges_name_is_refused(tmp_path: Path) -> None:
+async def test_an_answer_or_a_cancel_without_the_name_of_the_bridge_is_refused(
+    tmp_path: Path,
+) -> None:
     """On the wire, where the names of message and question are known."""
     victim = tmp_path / "victim"
     victim.mkdir()
@@ -125,7 +127,7 @@ def _approvals(server: CallbackServer) -> list[Callback]:
     return [c for c in server.taken if isinstance(c.body, Approval)]
 
 
-async def test_a_second_bridge_is_served_where_it_is_allowed(
+async def test_a_second_bridge_is_served_only_where_it_is_allowed(
     stack: Stack, environ: dict[str, str], tmp_path: Path
 ) -> None:
     second = environment(tmp_path / "second", **{SECRET: LEAKED})

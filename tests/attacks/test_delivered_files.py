@@ -1,4 +1,4 @@
-"""Whose files an agent hands over: those of its own conversation."""
+"""An agent delivers only files of its own conversation."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def where(stack: Stack, token: str, context: str) -> Path:
     return Path(path)
 
 
-async def test_another_peers_file_is_refused_by_name(stack: Stack, folder: Path) -> None:
+async def test_a_file_of_another_peer_is_refused(stack: Stack, folder: Path) -> None:
     made = await say(stack, ALICE, "demo:file=salary.txt 1,000,000", "work")
     assert files(made) == {"salary.txt": b"1,000,000"}
     (path,) = folder.glob("work/**/salary.txt")
@@ -76,7 +76,7 @@ async def test_another_peers_file_is_refused_by_name(stack: Stack, folder: Path)
         assert files(again) == {"salary.txt": b"1,000,000"}
 
 
-async def test_a_link_to_another_peers_file_is_refused(stack: Stack, folder: Path) -> None:
+async def test_a_link_to_a_file_of_another_peer_is_refused(stack: Stack, folder: Path) -> None:
     await say(stack, ALICE, "demo:file=plan.txt secret", "links")
     (path,) = folder.glob("work/**/plan.txt")
     link = await where(stack, BOB, "links") / "mine.txt"

@@ -1,4 +1,4 @@
-"""A key with a quote in Hermes's own `.env` is the same key to Hermes and to the bridge."""
+"""Hermes and the bridge read a key with a quote in Hermes's `.env` alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.hermes
 KEY = "it's a key's \"key\" # 0123456789"
 
 
-async def test_a_key_with_quotes_opens_hermes(tmp_path: Path) -> None:
+async def test_a_key_with_quotes_is_accepted_by_hermes(tmp_path: Path) -> None:
     home = tmp_path / "own-hermes"
     home.mkdir()
     quoted = KEY.replace('"', '\\"')

@@ -32,7 +32,7 @@ def rejected(message_id: str = "") -> dict[str, object]:
 
 
 @pytest.mark.parametrize("text", ["", "hi"], ids=["rejected", "run"])
-async def test_many_messages_of_one_peer_do_not_evict_anothers(
+async def test_many_messages_of_one_peer_do_not_evict_those_of_another(
     bridge: StartBridge, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.setattr(module, "MAX_ENTRIES", 60)
@@ -80,7 +80,7 @@ async def test_rejected_messages_are_not_read_back_at_the_start(bridge: StartBri
         assert b.known_messages == 2, "one message, with and without its context"
 
 
-def test_a_peer_that_sends_much_loses_its_own_oldest() -> None:
+def test_a_peer_that_sends_many_messages_loses_its_own_oldest_ones() -> None:
     index = IdempotencyIndex(60.0, max_entries=100, max_entries_of_peer=20)
     index.claim("alice", "", "first", "task")
     for number in range(1000):
@@ -97,7 +97,9 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_the_bounds_hold_and_only_the_greatest_loses(steps: list[tuple[str, int, int]]) -> None:
+def test_the_limits_hold_and_only_the_peer_with_most_messages_loses_any(
+    steps: list[tuple[str, int, int]],
+) -> None:
     now = 0.0
     index = IdempotencyIndex(1000.0, lambda: now, max_entries=12, max_entries_of_peer=8)
     claimed: dict[str, list[int]] = {"a": [], "b": [], "c": []}

@@ -1,4 +1,4 @@
-"""Nobody is told to send a message again whose turn may have run."""
+"""A message whose turn may have run is never called retryable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.serving import serve
 from tests.support.waiting import until
 
 
-async def test_a_turn_that_ran_is_not_to_be_sent_again_unseen(bridge: StartBridge) -> None:
+async def test_a_turn_that_may_have_run_is_not_retryable(bridge: StartBridge) -> None:
     transport = ScriptedTransport(TextDelta("half"), asyncio.Event(), Completed("never"))
     async with bridge(transport, DRAIN_TIMEOUT=0.1) as b, peer(b.url) as client:
         running = asyncio.create_task(ask(client, "pay the bill"))
@@ -29,7 +29,7 @@ async def test_a_turn_that_ran_is_not_to_be_sent_again_unseen(bridge: StartBridg
     assert "may have run" in turn.failure["hint"]
 
 
-async def test_a_turn_that_never_reached_hermes_may_be_sent_again(bridge: StartBridge) -> None:
+async def test_a_turn_that_never_reached_hermes_is_retryable(bridge: StartBridge) -> None:
     asked = asyncio.Event()
 
     async def slow(request: web.Request) -> web.Response:

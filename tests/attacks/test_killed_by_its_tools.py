@@ -1,4 +1,4 @@
-"""A peer whose agent kills its own Hermes, again and again, takes it from nobody for good."""
+"""A peer whose agent keeps killing its own Hermes does not stop it for other peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions that nobody answers hold up no other peer."""
+"""Questions that nobody answers delay no other peer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A page token is not read if it cannot be one."""
+"""A malformed page token is refused before it is decoded."""
 
 from __future__ import annotations
 

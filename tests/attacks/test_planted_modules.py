@@ -1,4 +1,4 @@
-"""Hermes's folder, where tools can write, is not where its launcher comes from."""
+"""The launcher imports nothing from Hermes's folder, where tools can write."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from molecule_hermes.hermes.process import COMMAND
 
 
-def test_a_module_in_hermes_folder_is_not_run_with_the_secrets(tmp_path: Path) -> None:
+def test_a_module_planted_in_the_folder_of_hermes_is_not_imported(tmp_path: Path) -> None:
     for name in ("molecule_hermes", "ctypes"):
         (tmp_path / f"{name}.py").write_text("open('planted', 'w').close()\n")
     ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""What the agent's own tools can find out about the bridge and Hermes that run it."""
+"""The agent's tools find no secret of the bridge or of Hermes."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _output(told: str) -> str:
     return str(output)
 
 
-async def test_what_up_makes_is_in_no_file_and_known_to_the_bridge_alone(tmp_path: Path) -> None:
+async def test_secrets_that_up_generates_are_in_no_file(tmp_path: Path) -> None:
     environ = environment(tmp_path)
     home = HermesHome(tmp_path / "hermes")
     home.create()
@@ -173,7 +173,7 @@ async def test_the_bridge_forgets_its_secrets_once_they_are_read() -> None:
     assert not names & (GIVEN | store).keys()
 
 
-async def test_the_commands_beside_a_running_bridge_know_what_they_are_told(
+async def test_the_doctor_checks_the_secrets_it_is_given_against_a_running_bridge(
     stack: Stack, environ: dict[str, str]
 ) -> None:
     ended = await _command(environ, "doctor")

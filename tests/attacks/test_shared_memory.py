@@ -1,4 +1,4 @@
-"""What one peer's agent could learn of another's through Hermes's own memory."""
+"""Hermes's own memory shows one peer nothing about another."""
 
 from __future__ import annotations
 

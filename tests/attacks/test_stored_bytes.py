@@ -1,4 +1,4 @@
-"""Bounds on what a peer stores: ids, rejected messages, bytes in all, bytes of a page."""
+"""Limits on what a peer stores: ids, rejected messages, total bytes, bytes of a page."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ async def until_restarted(running: Gateway, times: int) -> None:
         await asyncio.gather(given_up, return_exceptions=True)
 
 
-async def test_a_hermes_that_runs_without_its_port_is_started_again(tmp_path: Path) -> None:
+async def test_a_hermes_that_runs_without_its_port_is_restarted(tmp_path: Path) -> None:
     port = Port()
     made = gateway(tmp_path, STAYS_DEAF, start_timeout=START_TIMEOUT, max_restarts=0, backoff=SOON)
     made.watch(port.check)
@@ -68,7 +68,7 @@ async def test_a_hermes_that_runs_without_its_port_is_started_again(tmp_path: Pa
         assert running.restarts == restarts
 
 
-async def test_a_hermes_that_served_and_now_cannot_start_does_not_end_it(tmp_path: Path) -> None:
+async def test_a_hermes_that_has_served_is_restarted_however_often_it_fails(tmp_path: Path) -> None:
     port = Port()
     made = gateway(tmp_path, EXITS, max_restarts=0, backoff=SOON)
     made.watch(port.check)

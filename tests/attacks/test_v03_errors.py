@@ -1,4 +1,4 @@
-"""A bad request of a 0.3 client gets an error of the protocol, without a stack trace in the log."""
+"""A bad request of a 0.3 client gets a protocol error, and the log no stack trace."""
 
 from __future__ import annotations
 

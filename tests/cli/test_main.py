@@ -1,3 +1,5 @@
+"""The command line: arguments, exit codes and error lines."""
+
 from __future__ import annotations
 
 import asyncio

@@ -64,7 +64,7 @@ def test_helm_finds_nothing_wrong_with_the_chart() -> None:
 
 @pytest.mark.parametrize("version", ["1.30", "1.37"])
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
-def test_what_it_renders_is_what_kubernetes_takes(values: dict[str, Any], version: str) -> None:
+def test_the_rendered_chart_is_valid_for_kubernetes(values: dict[str, Any], version: str) -> None:
     objects = render(values)
     assert {"StatefulSet", "Service", "ServiceAccount"} <= set(objects)
     assert ("NetworkPolicy" in objects) is (values.get("networkPolicy") is None)
@@ -72,7 +72,7 @@ def test_what_it_renders_is_what_kubernetes_takes(values: dict[str, Any], versio
         kubernetes_validate.validate(found, version, strict=True)
 
 
-def test_probes_ask_what_they_are_for() -> None:
+def test_each_probe_uses_its_own_endpoint() -> None:
     probes = {
         name: container()[f"{name}Probe"]["httpGet"]["path"]
         for name in ("startup", "liveness", "readiness")
@@ -81,7 +81,7 @@ def test_probes_ask_what_they_are_for() -> None:
 
 
 @pytest.mark.parametrize("budget", [1, 120, 601])
-def test_hermes_gets_its_whole_time_before_kubernetes_gives_up(budget: int) -> None:
+def test_kubernetes_waits_as_long_as_hermes_may_take_to_start(budget: int) -> None:
     """When it is over, the process ends by itself and says why."""
     agent = container({"readyBudget": budget})
     probe = agent["startupProbe"]
@@ -96,7 +96,7 @@ def test_kubernetes_waits_longer_than_the_drain_takes(drain: int) -> None:
     assert environment(container(values))["MOLECULE_HERMES_DRAIN_TIMEOUT"] == str(drain)
 
 
-def test_it_runs_without_privileges() -> None:
+def test_the_pod_runs_without_privileges() -> None:
     user = int(re.search(r"^USER (\d+):\d+$", DOCKERFILE, re.M)[1])  # type: ignore[index]
     spec, agent = pod(), container()
     assert spec["securityContext"]["runAsNonRoot"] is True
@@ -128,7 +128,7 @@ def test_every_setting_in_the_chart_is_one_the_bridge_knows() -> None:
     Settings.from_env(environment(container(VARIANTS["everything set"])))
 
 
-def test_one_at_a_time_has_the_volume() -> None:
+def test_only_one_pod_at_a_time_mounts_the_volume() -> None:
     spec = render()["StatefulSet"]["spec"]
     assert spec["replicas"] == 1
     (claim,) = spec["volumeClaimTemplates"]

@@ -1,4 +1,4 @@
-"""What the bridge is deployed with: Dockerfile and compose file; the chart has its own tests."""
+"""The Dockerfile and the compose file. The chart has tests of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AFTER_THE_DRAIN = 10 + 5 + 30
 """Seconds at most: turns that do not stop, open connections, Hermes."""
 
 
-def test_the_compose_file_is_what_the_specification_takes() -> None:
+def test_the_compose_file_is_valid() -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     ended = subprocess.run(
         [*command, COMPOSE], capture_output=True, text=True, timeout=60, check=False
@@ -28,7 +28,7 @@ def test_the_compose_file_is_what_the_specification_takes() -> None:
     assert ended.returncode == 0, ended.stdout
 
 
-def test_the_composed_agent_is_closed_and_keeps_its_state() -> None:
+def test_the_composed_agent_is_unprivileged_and_keeps_its_state() -> None:
     services = yaml.safe_load(COMPOSE.read_text())["services"]
     for service in services.values():
         assert service["read_only"] is True
@@ -45,12 +45,12 @@ def test_the_composed_agent_is_closed_and_keeps_its_state() -> None:
     assert services["peer"]["depends_on"]["agent"]["condition"] == "service_healthy"
 
 
-def test_the_example_of_secrets_has_none() -> None:
+def test_the_example_of_secrets_contains_none() -> None:
     lines = (ROOT / "deploy" / ".env.example").read_text().splitlines()
     assert all(line.startswith("#") or line.endswith("=") for line in lines)
 
 
-def test_the_image_stands_on_a_pinned_base() -> None:
+def test_the_base_of_the_image_is_pinned() -> None:
     base = re.search(r"^ARG BASE=(\S+)$", DOCKERFILE, re.M)
     assert base
     assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", base[1])
@@ -72,7 +72,7 @@ def test_the_image_agrees_with_the_settings() -> None:
     assert "curl" not in DOCKERFILE
 
 
-def test_a_volume_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_volume_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     environ = {
         "HOME": "/dev/null/home",
         "TMPDIR": str(tmp_path),

@@ -1,4 +1,4 @@
-"""The image, built and run for real; only with `pytest --image`, as CI does."""
+"""The image, built and run. Needs `pytest --image`, as CI runs it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "smoke-image"
 
 
 @pytest.mark.image
-def test_the_image_proves_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_image_passes_its_smoke_test(capsys: pytest.CaptureFixture[str]) -> None:
     """What it prints is shown while it runs: it takes minutes."""
     # pip may need the user's own settings.
     environ = os.environ | {"HOME": pwd.getpwuid(os.getuid()).pw_dir}

@@ -1,4 +1,4 @@
-"""`scripts/smoke-image` itself: what it says and returns when things do not work."""
+"""What `scripts/smoke-image` prints and returns when a check fails."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def smoke_image(*words: str, path: str = "") -> subprocess.CompletedProcess[str]
     )
 
 
-def test_it_explains_itself() -> None:
+def test_the_script_explains_itself() -> None:
     told = smoke_image("--help")
     assert told.returncode == 0
     assert all(word in told.stdout for word in ("--cache", "--engine", "--sabotage", *SABOTAGES))
 
 
-def test_a_client_without_its_engine_is_not_taken(tmp_path: Path) -> None:
+def test_a_client_without_its_engine_is_not_used(tmp_path: Path) -> None:
     client = tmp_path / "docker"
     client.write_text("#!/bin/sh\necho no daemon >&2\nexit 1\n")
     client.chmod(0o755)
@@ -51,7 +51,7 @@ def test_the_docs_name_what_each_sabotage_makes_it_say() -> None:
         assert sabotage.told.removeprefix("set ") in text
 
 
-def test_a_step_that_fails_makes_it_red_and_the_others_go_on(
+def test_a_failed_step_fails_the_run_and_the_others_go_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     report = Report()
@@ -74,7 +74,7 @@ def test_nothing_checked_is_not_a_pass() -> None:
     assert Report().summary() == 1
 
 
-def test_a_command_that_takes_too_long_is_ended_with_all_it_started() -> None:
+def test_a_command_that_takes_too_long_is_killed_with_its_children() -> None:
     with pytest.raises(CheckError, match=r"longer than 0\.2 s"):
         run(["sh", "-c", "sleep 4321 & wait"], limit=0.2)
     end = time.monotonic() + 10
@@ -93,12 +93,12 @@ def _is_ours(process: psutil.Process) -> bool:
         return False
 
 
-def test_a_command_that_fails_says_its_end() -> None:
+def test_a_failed_command_shows_the_end_of_its_output() -> None:
     with pytest.raises(CheckError, match=r"ended with 3:\nthe reason"):
         run(["sh", "-c", "echo the reason; exit 3"], limit=10)
 
 
-def test_a_job_that_is_left_is_ended() -> None:
+def test_leaving_a_job_kills_it() -> None:
     with Job(["sleep", "60"]) as job:
         process = psutil.Process(job.pid)
     assert not process.is_running()

@@ -1,4 +1,4 @@
-"""A part is killed or stopped while there is a turn in every stage: on the real Hermes."""
+"""Hermes or the bridge is killed or stopped while turns are in every stage."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ async def late_callback(environ: dict[str, str]) -> Any:
         return (await http.post(url, json=body, headers={SECRET_HEADER: SECRET})).json()
 
 
-async def test_a_killed_hermes_ends_its_turns_and_those_in_line_wait_for_the_next(
+async def test_a_killed_hermes_ends_its_turns_and_queued_turns_wait_for_the_next(
     environ: dict[str, str], folder: Path, model: Model
 ) -> None:
     async with up(environ) as stack:
@@ -332,7 +332,7 @@ async def outlives_failed_starts(stack: Stack) -> None:
     assert "Traceback" not in stack.output
 
 
-async def test_sigterm_lets_turns_end_and_tells_every_other_what_became_of_it(
+async def test_sigterm_lets_running_turns_end_and_reports_the_end_of_every_other(
     environ: dict[str, str], folder: Path
 ) -> None:
     async with up(environ) as stack:

@@ -93,7 +93,9 @@ def victim(tmp_path: Path) -> Path:
         "demo:slow=0.02 demo:run echo between",
     ],
 )
-async def test_updates_stored_artifact_and_answer_are_one_text(alice: Client, said: str) -> None:
+async def test_updates_stored_artifact_and_reply_have_the_same_text(
+    alice: Client, said: str
+) -> None:
     turn = await ask(alice, said)
     task = await alice.get_task(GetTaskRequest(id=turn.task_id))
     assert turn.states[-1] == "COMPLETED"
@@ -137,7 +139,7 @@ async def test_a_tools_end_says_how_long_it_took_and_whether_it_worked(alice: Cl
 
 
 @pytest.mark.feature(Feature.NOTICES)
-async def test_hermes_says_that_it_tries_again(alice: Client) -> None:
+async def test_retries_of_hermes_are_reported(alice: Client) -> None:
     turn = await ask(alice, "demo:fail=429")
     assert any("notice" in data for data in turn.data), turn.progress
     assert turn.failure["kind"] == "rate_limit"
@@ -164,7 +166,7 @@ async def test_a_dangerous_command_runs_only_when_the_peer_says_yes(
 
 
 @pytest.mark.feature(Feature.APPROVALS)
-async def test_what_is_no_choice_and_what_another_peer_says_approve_nothing(
+async def test_neither_an_unknown_choice_nor_another_peer_approves_a_command(
     stack: Stack, alice: Client, victim: Path
 ) -> None:
     asked = await ask(alice, f"demo:run rm -rf {victim}")
@@ -208,7 +210,7 @@ async def test_where_nobody_can_be_asked_a_dangerous_command_does_not_run(
 
 
 @pytest.mark.feature(Feature.APPROVALS)
-async def test_an_operator_can_deny_and_silence_is_no_consent(
+async def test_an_operator_can_deny_all_approvals_and_no_answer_is_a_denial(
     tmp_path: Path, way: TransportName, victim: Path
 ) -> None:
     environ = settings(
@@ -290,7 +292,7 @@ async def test_a_cancel_kills_the_tool_and_the_conversation_goes_on_at_once(alic
 
 
 @pytest.mark.feature(Feature.TOKENS)
-async def test_the_end_says_what_was_used(alice: Client) -> None:
+async def test_the_end_reports_the_usage(alice: Client) -> None:
     turn = await ask(alice, "demo:words=7")
     task = await alice.get_task(GetTaskRequest(id=turn.task_id))
     assert task.metadata["usage"]["outputTokens"] == 7
@@ -306,7 +308,7 @@ async def test_the_end_names_the_model(alice: Client) -> None:
 
 
 @pytest.mark.feature(Feature.SUBSCRIBE)
-async def test_who_comes_back_gets_the_state_so_far_and_then_the_rest(
+async def test_a_peer_that_reconnects_gets_the_state_so_far_and_then_the_rest(
     stack: Stack, alice: Client
 ) -> None:
     async with peer(stack.url, token=ALICE) as first:

@@ -1,4 +1,4 @@
-"""Files through the real Hermes, both ways, over both transports, seen by the SDK's client."""
+"""Files in both directions through the real Hermes, over both transports."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_another_file_is_opened_by_a_tool_or_refused_by_name(
         assert "image/png" in turn.failure["hint"]
 
 
-async def test_what_is_not_what_it_claims_to_be_is_refused(stack: Stack) -> None:
+async def test_a_file_that_is_not_what_it_claims_to_be_is_refused(stack: Stack) -> None:
     turn = await say(stack, "look", Part(raw=PDF, filename="a.png", media_type="image/png"))
     assert turn.states == ["SUBMITTED", "REJECTED"]
     assert turn.failure["message"].startswith("part 2 (a.png) is declared as image/png")
@@ -133,7 +133,9 @@ async def test_a_file_that_the_agent_makes_is_an_artifact(
     assert [a.parts[0].raw for a in task.artifacts if a.name == name] == [data]
 
 
-async def test_a_file_over_the_limit_is_told(stack: Stack, way: TransportName, work: Path) -> None:
+async def test_a_file_over_the_limit_is_reported(
+    stack: Stack, way: TransportName, work: Path
+) -> None:
     if why := why_not(Feature.FILES_OUT, way):
         pytest.skip(why)
     with (work / "large.pdf").open("wb") as file:
@@ -144,7 +146,7 @@ async def test_a_file_over_the_limit_is_told(stack: Stack, way: TransportName, w
     assert any(line.startswith("the file large.pdf was not delivered") for line in turn.progress)
 
 
-async def test_files_from_outside_the_agents_folders_stay(
+async def test_files_outside_the_folders_of_the_agent_are_not_delivered(
     stack: Stack, way: TransportName, state_dir: Path, work: Path
 ) -> None:
     (state_dir / "outside.txt").write_text("private")

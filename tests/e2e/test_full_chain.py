@@ -1,4 +1,4 @@
-"""The script that goes from nothing to the full chain, as a person would run it."""
+"""`scripts/e2e_full_chain.py`, from a wheel to the full chain, as a person runs it."""
 
 from __future__ import annotations
 

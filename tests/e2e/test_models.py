@@ -1,4 +1,4 @@
-"""Which model the real Hermes calls, and how, for the settings a person has."""
+"""The model that the real Hermes calls for each choice of settings."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def recorder() -> AsyncIterator[Recorder]:
 
 
 @pytest.mark.parametrize("way", ["plugin", "chat"])
-async def test_a_custom_server_gets_the_model_the_key_and_the_system_prompt(
+async def test_a_custom_server_receives_the_model_the_key_and_the_system_prompt(
     tmp_path: Path, way: str
 ) -> None:
     async with recorder() as llm:

@@ -1,4 +1,4 @@
-"""Each cause of "the plugin was installed but the port never bound", named by `up` and `doctor`."""
+"""`up` and `doctor` name the cause when the plugin is installed but does not listen."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def test_a_plugin_that_is_not_bound_says_exactly_why(
 
 
 @pytest.mark.parametrize("sabotage", [disabled, safe_mode], ids=lambda s: s.__name__)
-async def test_without_auto_it_does_not_start_and_says_why(
+async def test_up_does_not_start_without_the_plugin_and_says_why(
     tmp_path: Path, sabotage: Callable[[dict[str, str]], list[str]]
 ) -> None:
     environ = environment(tmp_path)
@@ -155,7 +155,7 @@ async def test_without_auto_it_does_not_start_and_says_why(
     assert remedy in told
 
 
-async def test_enabling_it_in_a_hermes_of_ones_own_can_be_repeated(tmp_path: Path) -> None:
+async def test_enabling_the_plugin_in_an_existing_hermes_can_be_repeated(tmp_path: Path) -> None:
     home = tmp_path / "mine"
     home.mkdir()
     text = "# my own\nmodel:\n  default: mine  # keep\nplugins:\n  enabled:\n  - other\n"
@@ -182,7 +182,7 @@ async def test_enabling_it_in_a_hermes_of_ones_own_can_be_repeated(tmp_path: Pat
     assert not (home / ".env").exists()
 
 
-async def test_the_plugin_of_another_hermes_is_not_taken_for_its_own(tmp_path: Path) -> None:
+async def test_the_plugin_of_another_hermes_is_not_mistaken_for_its_own(tmp_path: Path) -> None:
     """Even with the same secret: its peers would talk to the wrong agent."""
     secret = {"MOLECULE_A2A_PLATFORM_SHARED_SECRET": "one-secret-for-the-two-of-them"}
     first = environment(tmp_path / "first", **secret)
@@ -201,7 +201,7 @@ async def test_a_state_that_a_killed_hermes_left_does_not_hide_the_cause(tmp_pat
     assert "HERMES_SAFE_MODE is set" in told
 
 
-async def test_without_an_api_to_ask_the_cause_is_told_when_the_time_is_over(
+async def test_without_an_api_to_ask_the_cause_is_reported_after_the_timeout(
     tmp_path: Path,
 ) -> None:
     """A config.yaml that somebody else wrote, with nothing in it that the plugin needs."""

@@ -1,4 +1,4 @@
-"""A short soak: what `scripts/soak` does for minutes."""
+"""A short run of `scripts/soak`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 
 
-async def test_twenty_seconds_of_mixed_peers_with_hermes_killed_add_up() -> None:
+async def test_a_twenty_second_soak_with_a_killed_hermes_adds_up() -> None:
     ended = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-m", "soaking", "0.33", "--peers", "3"],

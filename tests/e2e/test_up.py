@@ -1,4 +1,4 @@
-"""The real Hermes behind the real bridge, talked to with the SDK's client."""
+"""`molecule-hermes up` with the real Hermes, used through the SDK's client."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_a_plain_turn_is_answered(stack: Stack, binding: str, version: str
 
 @pytest.mark.parametrize("version", ["1.0", "0.3"])
 @pytest.mark.parametrize("binding", ["JSONRPC", "HTTP+JSON"])
-async def test_a_streamed_turn_comes_in_updates_that_arrive_apart(
+async def test_the_updates_of_a_streamed_turn_arrive_one_by_one(
     stack: Stack, binding: str, version: str
 ) -> None:
     arrivals = []
@@ -108,14 +108,14 @@ async def test_a_wrong_token_is_refused(stack: Stack) -> None:
                 await ask(client, "hi")
 
 
-async def test_twenty_turns_at_once_are_all_answered_rightly(stack: Stack) -> None:
+async def test_twenty_concurrent_turns_are_all_answered_correctly(stack: Stack) -> None:
     async with peer(stack.url, token=ALICE) as client, asyncio.timeout(90):
         turns = await asyncio.gather(*(ask(client, f"number {i}.") for i in range(20)))
     assert [t.states[-1] for t in turns] == ["COMPLETED"] * 20
     assert all(f"You said: number {i}." in t.text for i, t in enumerate(turns))
 
 
-async def test_five_messages_at_once_in_one_context_are_answered_in_order(stack: Stack) -> None:
+async def test_five_concurrent_messages_in_one_context_are_answered_in_order(stack: Stack) -> None:
     async with peer(stack.url, token=ALICE) as client, asyncio.timeout(90):
         turns = []
         for i in range(5):
@@ -133,7 +133,7 @@ async def test_five_messages_at_once_in_one_context_are_answered_in_order(stack:
     assert "question 0.; question 1.; question 2.; question 3." in ended[4].text
 
 
-async def test_hermes_killed_under_a_turn_ends_it_within_seconds(stack: Stack) -> None:
+async def test_a_turn_ends_within_seconds_when_hermes_is_killed(stack: Stack) -> None:
     async with peer(stack.url, token=ALICE) as client:
         turn = Turn()
         killed = 0.0
@@ -182,7 +182,7 @@ async def test_the_doctor_finds_no_problems(stack: Stack, environ: dict[str, str
     assert "no problems found" in ended.stdout
 
 
-async def test_a_second_one_on_the_same_home_is_told_so(
+async def test_a_second_bridge_on_the_same_home_does_not_start(
     stack: Stack, environ: dict[str, str]
 ) -> None:
     ended = await _run_up(environment(Path(environ["MOLECULE_HERMES_STATE_DIR"])))
@@ -192,7 +192,7 @@ async def test_a_second_one_on_the_same_home_is_told_so(
 
 
 @pytest.mark.parametrize("variable", ["MOLECULE_HERMES_PORT", "HERMES_API_BASE"])
-async def test_a_taken_port_is_told_so(
+async def test_a_taken_port_is_reported(
     stack: Stack, environ: dict[str, str], tmp_path: Path, variable: str
 ) -> None:
     other = environment(tmp_path, **{variable: environ[variable]})

@@ -1,3 +1,5 @@
+"""The plugin's dispatcher with a fake gateway and a fake outbox."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""The plugin's HTTP endpoints, without Hermes."""
+
 from __future__ import annotations
 
 from collections.abc import AsyncIterator

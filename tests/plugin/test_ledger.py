@@ -1,3 +1,5 @@
+"""The plugin's ledger of turns, without I/O."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""The plugin's outbox: order, retries and bounds of callbacks."""
+
 from __future__ import annotations
 
 import asyncio

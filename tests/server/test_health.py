@@ -1,3 +1,5 @@
+"""Readiness: the report of all parts, its time limit and its cache."""
+
 from __future__ import annotations
 
 import asyncio

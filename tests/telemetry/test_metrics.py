@@ -1,3 +1,5 @@
+"""`/metrics`: what it counts and what it shows of the present."""
+
 from __future__ import annotations
 
 import asyncio

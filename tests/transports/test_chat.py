@@ -1,3 +1,5 @@
+"""The chat transport against a fake Hermes."""
+
 from __future__ import annotations
 
 import asyncio

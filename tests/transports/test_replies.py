@@ -1,3 +1,5 @@
+"""Replies: callbacks find the turn that waits for them."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""The model of a turn."""
+
 from __future__ import annotations
 
 import re

@@ -1,3 +1,5 @@
+"""The scheduler: order, fairness and limits, without I/O."""
+
 from __future__ import annotations
 
 import asyncio

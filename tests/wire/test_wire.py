@@ -1,3 +1,5 @@
+"""The JSON between bridge and plugin: it parses, or raises the documented error."""
+
 from __future__ import annotations
 
 import base64
