@@ -3,12 +3,12 @@
     Inbound    bridge → plugin   POST /a2a/inbound   a peer's message
     Cancel     bridge → plugin   POST /a2a/cancel    stop that message's turn
     Answer     bridge → plugin   POST /a2a/answer    the peer's answer to a question
-    Check      bridge → plugin   POST /a2a/check     would a message of this bridge be taken?
-    Callback   plugin → bridge   POST callback_url   what a turn does; its `body` says which
+    Check      bridge → plugin   POST /a2a/check     whether this bridge may send messages
+    Callback   plugin → bridge   POST callback_url   an event of a turn
                                                      (one of them, or a `batch` in order)
 
 Every `parse` takes the raw body or the decoded object; it returns the value, or raises
-`WireError`, and nothing else. Unknown keys are ignored, so that either side can be newer.
+`WireError`, and nothing else. Unknown keys are ignored, so that either side may be newer.
 
 Standard library only: the plugin imports this package inside Hermes.
 """

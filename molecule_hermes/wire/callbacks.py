@@ -1,4 +1,4 @@
-"""What the plugin calls back with: one `Callback` per event, its `body` says which."""
+"""The plugin's callbacks: one `Callback` per event, whose `body` is one of the types below."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More of the reply. With `replace`, the content stands for all text so far."""
+    """More text of the reply. With `replace`, the content replaces all text so far."""
 
     type: ClassVar[str] = "delta"
     replace: bool = False
@@ -73,9 +73,9 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something Hermes says about the turn; never part of the answer.
+    """A message from Hermes about the turn; never part of the answer.
 
-    `withdraws` names a question that no longer waits for an answer.
+    `withdraws` is the id of a question that is no longer open.
     """
 
     type: ClassVar[str] = "notice"
@@ -91,7 +91,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Something Hermes says after the turn, such as a background job's end."""
+    """Text that the agent sends after the turn, such as the result of a background job."""
 
     type: ClassVar[str] = "push"
 
@@ -105,7 +105,7 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file the agent made: its bytes, or where it is. The content is a caption."""
+    """A file that the agent delivers, as bytes or as a URL. The content is a caption."""
 
     type: ClassVar[str] = "file"
     name: str
@@ -153,14 +153,14 @@ class _Question:
 
 @dataclass(frozen=True, slots=True)
 class Approval(_Question):
-    """May this run? The answer is one of the choices."""
+    """Asks whether a command may run. The answer is one of the choices."""
 
     type: ClassVar[str] = "approval"
 
 
 @dataclass(frozen=True, slots=True)
 class Clarify(_Question):
-    """A question of the agent. The answer is one of the choices, or any text."""
+    """A question of the agent. The answer is one of the choices, or any other text."""
 
     type: ClassVar[str] = "clarify"
 
@@ -242,9 +242,10 @@ Status: TypeAlias = Literal["completed", "failed", "canceled"]
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """The end of a turn, exactly one for each message. The content is the answer.
+    """The end of a turn, exactly once for each message. The content is the answer.
 
-    `silent`: the agent chose to say nothing; the content is empty and that is no failure.
+    `silent` means that the agent chose not to answer: the content is empty, and the turn did not
+    fail.
     """
 
     type: ClassVar[str] = "final"
@@ -283,7 +284,7 @@ _BODIES: Mapping[str, type[Body]] = {
 
 @dataclass(frozen=True, slots=True)
 class Callback:
-    """One thing a turn does. `seq` counts from 0 for each `reply_to`; None if nobody counted."""
+    """One event of a turn. `seq` counts up from 0 for each `reply_to`; older plugins send none."""
 
     chat_id: str
     reply_to: str
@@ -336,7 +337,7 @@ def _entry(item: object) -> Mapping[str, object]:
 
 
 def _body(metadata: Fields) -> Body:
-    # Older plugins send no type: what they send is the answer.
+    # Older plugins send only the answer, without a type.
     if not metadata.has("type"):
         return Final()
     kind = metadata.one_of("type", tuple(_BODIES))

@@ -20,14 +20,14 @@ _MEDIA_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]*/[a-z0-9][a-z0-9!#$&^_.+-]*
 
 
 class WireError(ValueError):
-    """The bytes are not what the wire carries. The message names the field."""
+    """The data is not a valid message. The text names the field."""
 
 
 def decode(body: bytes | str) -> Mapping[str, object]:
-    """The JSON object in a body."""
+    """Decodes the JSON object in a body."""
     try:
         data = json.loads(body, parse_constant=_no_constant)
-    # RecursionError: `[[[[…` nests deeper than the decoder goes.
+    # RecursionError: `[[[[…` is nested too deeply for the decoder.
     except (ValueError, RecursionError) as error:
         raise WireError("the body is not JSON") from error
     return _object(data, "the body")
@@ -37,7 +37,7 @@ _REQUIRED = object()
 
 
 class Fields:
-    """Reads one JSON object field by field; a null counts as absent."""
+    """Reads a JSON object field by field; null counts as absent."""
 
     def __init__(self, data: object, path: str = "") -> None:
         if isinstance(data, bytes | str) and not path:
@@ -77,7 +77,7 @@ class Fields:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
-            raise WireError(f"`{self._path}{name}` must be a number from 0 up")
+            raise WireError(f"`{self._path}{name}` must be a non-negative integer")
         return value
 
     def seconds(self, name: str) -> float | None:
@@ -95,7 +95,7 @@ class Fields:
         if not isinstance(value, list):
             raise WireError(f"`{self._path}{name}` must be a list")
         if len(value) > most:
-            raise WireError(f"`{self._path}{name}` may hold at most {most}")
+            raise WireError(f"`{self._path}{name}` may have at most {most} entries")
         return value
 
     def url(self, name: str) -> str:
@@ -138,7 +138,7 @@ def _label(value: object, path: str, shortest: int) -> str:
     if not shortest <= len(text) <= MAX_ID:
         raise WireError(f"`{path}` must have {shortest} to {MAX_ID} characters")
     if any(unicodedata.category(char) in {"Cc", "Zl", "Zp"} for char in text):
-        raise WireError(f"`{path}` must not hold control characters")
+        raise WireError(f"`{path}` must not contain control characters")
     return text
 
 

@@ -14,7 +14,7 @@ __all__ = ["Answer", "Attachment", "Cancel", "Check", "Inbound", "Origin"]
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file that comes with a peer's message; base64 on the wire."""
+    """A file of a peer's message, in base64 on the wire."""
 
     name: str
     media_type: str
@@ -36,7 +36,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The A2A names of a message, for logs and for the model's context."""
+    """The A2A ids of a message, for logs and for the model's context."""
 
     a2a_message_id: str = ""
     a2a_task_id: str = ""
@@ -58,10 +58,10 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Inbound:
-    """A peer's message on its way into Hermes.
+    """A peer's message to Hermes.
 
-    `bridge` names one life of the bridge; a message that has it takes answers and cancels only
-    with the same name.
+    `bridge` identifies one run of the bridge. Answers and cancels for a message must carry the
+    same value.
     """
 
     chat_id: str
@@ -108,6 +108,8 @@ class Inbound:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
+    """Stops the turn of a message."""
+
     message_id: str
     bridge: str = ""
 
@@ -122,7 +124,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Asks whether a message with this callback address would be taken."""
+    """Asks whether a message with this callback address would be accepted."""
 
     callback_url: str
 
@@ -136,7 +138,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a peer answers to an `Approval` or a `Clarify`."""
+    """A peer's answer to an `Approval` or a `Clarify`."""
 
     message_id: str
     question_id: str

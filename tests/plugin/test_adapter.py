@@ -91,14 +91,16 @@ async def test_the_peers_own_file_comes_back_only_when_it_changed(
 
 
 @pytest.mark.parametrize("method", ["send_image", "send_animation"])
-async def test_an_image_with_an_address_keeps_it(adapter: Any, sent: Sent, method: str) -> None:
+async def test_an_image_with_a_url_is_passed_on_as_a_url(
+    adapter: Any, sent: Sent, method: str
+) -> None:
     result = await getattr(adapter, method)("c", "https://x.example/a/cat.gif?s=1", caption=None)
     assert result.success
     (callback,) = sent.callbacks
     assert callback.body == File("cat.gif", "image/gif", url="https://x.example/a/cat.gif?s=1")
 
 
-async def test_a_file_is_called_what_the_agent_calls_it(
+async def test_a_file_has_the_name_that_the_agent_gave_it(
     adapter: Any, sent: Sent, work: Path
 ) -> None:
     (work / "x1.bin").write_bytes(b"x")
@@ -108,7 +110,7 @@ async def test_a_file_is_called_what_the_agent_calls_it(
 
 
 @pytest.mark.parametrize("method", ["send_document", "send_image_file", "send_voice", "send_video"])
-async def test_what_is_not_handed_over_is_told_and_remembered(
+async def test_a_file_that_is_not_delivered_is_reported_and_remembered(
     adapter: Any, sent: Sent, tmp_path: Path, method: str
 ) -> None:
     (tmp_path / "outside.txt").write_text("private")
@@ -120,16 +122,14 @@ async def test_what_is_not_handed_over_is_told_and_remembered(
     assert adapter._dispatcher.find("m").refused == [result.error]
 
 
-async def test_an_address_that_the_wire_does_not_take_is_told(adapter: Any, sent: Sent) -> None:
+async def test_an_invalid_image_address_is_reported(adapter: Any, sent: Sent) -> None:
     result = await adapter.send_image("c", "https://x.example/" + "x" * 3000 + "/a.png")
     assert not result.success
     (callback,) = sent.callbacks
     assert callback.content.startswith("the file a.png was not delivered")
 
 
-async def test_a_file_for_a_chat_that_nobody_knows_is_not_sent(
-    adapter: Any, sent: Sent, work: Path
-) -> None:
+async def test_a_file_for_an_unknown_chat_is_not_sent(adapter: Any, sent: Sent, work: Path) -> None:
     (work / "a.pdf").write_bytes(b"x")
     assert not (await adapter.send_document("another", str(work / "a.pdf"))).success
     assert sent.callbacks == []

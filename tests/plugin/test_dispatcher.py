@@ -118,7 +118,7 @@ async def test_the_next_message_waits_until_hermes_has_left_the_chat(room: Room)
     assert (await room.started()).message_id == "2"
 
 
-async def test_a_turn_hermes_forgot_is_ended(room: Room) -> None:
+async def test_a_turn_that_hermes_lost_is_ended(room: Room) -> None:
     room.say("1")
     turn = await room.started()
     room.gateway.working.clear()
@@ -185,7 +185,7 @@ async def test_cancel_waits_for_the_agent_that_it_stops(room: Room) -> None:
     assert room.gateway.stopped == ["1"]
 
 
-async def test_cancel_stops_hermes_and_what_is_said_then_is_not_told(room: Room) -> None:
+async def test_cancel_stops_hermes_and_later_output_is_dropped(room: Room) -> None:
     room.say("1")
     turn = await room.started()
     room.dispatcher.cancel("1")
@@ -197,7 +197,7 @@ async def test_cancel_stops_hermes_and_what_is_said_then_is_not_told(room: Room)
     assert [c.body for c in room.outbox.callbacks] == [Final("canceled")]
 
 
-async def test_files_of_a_message_go_with_it(room: Room, tmp_path: Path) -> None:
+async def test_the_files_of_a_message_are_removed_at_its_end(room: Room, tmp_path: Path) -> None:
     room.say("1")
     turn = await room.started()
     file = tmp_path / "attached"
@@ -207,7 +207,7 @@ async def test_files_of_a_message_go_with_it(room: Room, tmp_path: Path) -> None
     assert not file.exists()
 
 
-async def test_what_was_refused_is_told_at_once_and_remembered_for_one_turn(room: Room) -> None:
+async def test_a_refused_file_is_reported_at_once_and_remembered_for_one_turn(room: Room) -> None:
     for message in ("1", "2", "3"):
         room.say(message)
     room.say("4", "other")
@@ -223,7 +223,7 @@ async def test_what_was_refused_is_told_at_once_and_remembered_for_one_turn(room
     assert (notice.reply_to, notice.content) == ("1", "the file a is not available")
 
 
-async def test_an_answer_of_files_alone_is_no_empty_reply(room: Room) -> None:
+async def test_an_answer_that_consists_of_files_is_not_an_empty_reply(room: Room) -> None:
     room.say("1")
     turn = await room.started()
     turn.has_files = True
@@ -231,7 +231,7 @@ async def test_an_answer_of_files_alone_is_no_empty_reply(room: Room) -> None:
     assert [c.body for c in room.outbox.callbacks] == [Final(silent=True)]
 
 
-async def test_what_is_sent_belongs_to_the_message_it_names(room: Room) -> None:
+async def test_output_belongs_to_the_message_whose_id_it_carries(room: Room) -> None:
     room.say("1")
     first = await room.started()
     room.say("2")
@@ -252,7 +252,7 @@ async def test_what_is_sent_belongs_to_the_message_it_names(room: Room) -> None:
     assert owner("c", None, None) is second
 
 
-async def test_a_push_comes_after_the_final_and_is_none(room: Room) -> None:
+async def test_a_push_comes_after_the_final_and_does_not_replace_it(room: Room) -> None:
     assert not room.dispatcher.push("c", "nobody is here")
     room.say("1")
     room.end(await room.started())
@@ -261,7 +261,7 @@ async def test_a_push_comes_after_the_final_and_is_none(room: Room) -> None:
     assert room.outbox.callbacks[-1].reply_to == "1"
 
 
-async def test_what_a_turn_says_after_its_end_is_not_in_the_next_one(room: Room) -> None:
+async def test_late_output_of_a_turn_does_not_appear_in_the_next_one(room: Room) -> None:
     room.say("1")
     room.end(await room.started())
     room.say("2")
@@ -271,7 +271,7 @@ async def test_what_a_turn_says_after_its_end_is_not_in_the_next_one(room: Room)
     assert room.outbox.callbacks[-1].reply_to == "1"
 
 
-async def test_notices_are_told_without_secrets(room: Room) -> None:
+async def test_notices_contain_no_secrets(room: Room) -> None:
     room.say("1")
     room.dispatcher.notice(await room.started(), "retrying with api_key=abcdefgh")
     (callback,) = room.outbox.callbacks
@@ -301,7 +301,7 @@ async def test_answers_reach_the_approvals_in_hermess_order(room: Room) -> None:
         room.dispatcher.answer(Answer("1", "q3", "once"))
 
 
-async def test_an_approval_hermes_gave_up_is_gone(room: Room) -> None:
+async def test_an_approval_that_hermes_gave_up_cannot_be_answered(room: Room) -> None:
     room.say("1")
     turn = await room.started()
     room.gateway.pending = 0

@@ -38,7 +38,7 @@ async def door() -> AsyncIterator[Door]:
 
 
 @pytest.mark.parametrize("state", ["starting", "draining"])
-async def test_a_gateway_that_is_not_ready_says_when_to_come_back(door: Door, state: Any) -> None:
+async def test_a_gateway_that_is_not_ready_says_when_to_retry(door: Door, state: Any) -> None:
     door.gateway.phase = state
     status, body, retry_after = await door.inbound("1")
     assert (status, body["kind"], retry_after) == (503, "draining", "1")
@@ -49,7 +49,7 @@ async def test_a_gateway_that_is_not_ready_says_when_to_come_back(door: Door, st
         assert health == {"ok": True, "ready": False, "active": 0}
 
 
-async def test_a_full_queue_is_told(door: Door) -> None:
+async def test_a_full_queue_is_reported_as_busy(door: Door) -> None:
     taken = [(await door.inbound(name))[0] for name in "1234"]
     assert taken == [202, 202, 202, 429]
     assert (await door.inbound("5"))[2] == "1"
@@ -64,13 +64,13 @@ async def test_a_large_body_is_refused_before_it_is_parsed(door: Door) -> None:
         assert (await response.json())["kind"] == "too_large"
 
 
-async def test_a_page_in_a_browser_is_refused(door: Door) -> None:
+async def test_a_request_from_a_browser_is_refused(door: Door) -> None:
     headers = {SECRET_HEADER: "s3cret", "Origin": "http://evil.example"}
     async with door.client.post(INBOUND_PATH, json={}, headers=headers) as response:
         assert response.status == 403
 
 
-async def test_what_is_not_served_is_refused_in_json(door: Door) -> None:
+async def test_an_unknown_path_or_method_is_refused_in_json(door: Door) -> None:
     headers = {SECRET_HEADER: "s3cret"}
     async with door.client.get(INBOUND_PATH, headers=headers) as response:
         assert (response.status, (await response.json())["ok"]) == (405, False)

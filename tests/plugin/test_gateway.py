@@ -69,7 +69,7 @@ async def test_a_conversation_is_remembered(hermes: Hermes, callbacks: CallbackS
     assert "Earlier in this conversation you said: my colour is teal" in callback.content
 
 
-async def test_five_at_once_in_a_chat_are_answered_in_order_each_under_its_own_id(
+async def test_five_messages_in_a_chat_are_answered_in_order_each_under_its_own_id(
     hermes: Hermes, callbacks: CallbackServer
 ) -> None:
     names = [f"five-{number}" for number in range(5)]
@@ -85,7 +85,7 @@ async def test_five_at_once_in_a_chat_are_answered_in_order_each_under_its_own_i
     assert [c.reply_to for c in callbacks.taken] == sorted(c.reply_to for c in callbacks.taken)
 
 
-async def test_twenty_chats_run_side_by_side(hermes: Hermes, callbacks: CallbackServer) -> None:
+async def test_twenty_chats_run_in_parallel(hermes: Hermes, callbacks: CallbackServer) -> None:
     names = [f"twenty-{number}" for number in range(20)]
     await asyncio.gather(
         *(hermes.say(callbacks, f"I am {name}.", chat=name, message_id=name) for name in names)
@@ -284,7 +284,7 @@ async def test_a_peer_cannot_paste_local_files(hermes: Hermes, callbacks: Callba
         assert "private.txt" not in callback.content.replace(text.replace("@", "@ "), "")
 
 
-async def test_a_dead_callback_server_holds_up_nobody_else(
+async def test_an_unreachable_callback_server_does_not_delay_others(
     hermes: Hermes, callbacks: CallbackServer
 ) -> None:
     dead = CallbackServer(f"http://127.0.0.1:{free_port()}/a2a/reply")
@@ -409,7 +409,7 @@ def _question(callbacks: CallbackServer, message_id: str, kind: type) -> object:
     return next((c for c in callbacks.of(message_id) if isinstance(c.body, kind)), None)
 
 
-async def test_what_a_subagent_says_is_not_the_answer(
+async def test_the_text_of_a_subagent_is_not_the_answer(
     hermes: Hermes, callbacks: CallbackServer
 ) -> None:
     goals = json.dumps({"tasks": [{"goal": "demo:words=3"}, {"goal": "demo:fail=401"}]})
@@ -479,7 +479,7 @@ async def test_a_tool_can_open_an_attached_file(
     assert not left_over(hermes.home / "cache" / "documents")
 
 
-async def test_attached_files_are_named_and_not_said_to_be_in_the_text(
+async def test_the_agent_learns_the_paths_of_attached_files(
     hermes: Hermes, callbacks: CallbackServer
 ) -> None:
     file = Attachment("long.txt", "text/plain", b"much")
@@ -518,7 +518,7 @@ async def test_attached_files_are_removed_however_the_turn_ends(
         ("Makefile", "application/octet-stream", "all:", b"all:"),
     ],
 )
-async def test_a_file_that_the_agent_makes_is_handed_over(
+async def test_a_file_that_the_agent_creates_is_delivered(
     hermes: Hermes, callbacks: CallbackServer, name: str, media_type: str, text: str, data: bytes
 ) -> None:
     message = await hermes.say(callbacks, f"demo:file={name} {text}")
@@ -542,7 +542,7 @@ async def test_an_answer_may_be_files_and_no_text(
     assert [c.body.name for c in callbacks.of(message) if isinstance(c.body, File)] == ["alone.pdf"]
 
 
-async def test_a_file_that_is_too_large_is_told_to_the_peer_and_to_the_agent(
+async def test_a_file_that_is_too_large_is_reported_to_the_peer_and_the_agent(
     hermes: Hermes, callbacks: CallbackServer
 ) -> None:
     large = hermes.work / "large.pdf"
@@ -559,7 +559,7 @@ async def test_a_file_that_is_too_large_is_told_to_the_peer_and_to_the_agent(
     assert f"You said: [Your last answer: {refused}]\n\nand?" in callback.content
 
 
-async def test_files_that_are_not_the_agents_own_stay_and_are_named(
+async def test_files_of_others_are_not_delivered_and_the_peer_is_notified(
     hermes: Hermes, callbacks: CallbackServer, tmp_path: Path
 ) -> None:
     outside, hidden = tmp_path / "outside.txt", hermes.work / ".hidden" / "key.txt"
@@ -597,7 +597,7 @@ async def test_a_full_context_fails_the_turn_once(
     assert final.status == "completed"
 
 
-async def test_a_cancel_before_the_agent_is_there_stops_it_all_the_same(
+async def test_a_cancel_before_the_agent_is_made_stops_it_too(
     hermes: Hermes, callbacks: CallbackServer
 ) -> None:
     """Else Hermes lets go of the chat, and the agent comes, works, and meets the next turn."""

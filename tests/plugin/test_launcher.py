@@ -30,12 +30,12 @@ TEXT = st.text(max_size=20)
         disabled_toolsets=st.lists(TEXT).map(tuple),
     )
 )
-def test_what_is_handed_over_arrives(handover: Handover) -> None:
+def test_a_handover_is_read_as_it_was_written(handover: Handover) -> None:
     assert Handover.read(io.BytesIO(handover.to_bytes())) == handover
 
 
 @given(st.binary() | st.recursive(st.none() | TEXT, st.lists).map(lambda v: json.dumps(v).encode()))
-def test_anything_else_is_refused_without_repeating_it(data: bytes) -> None:
+def test_invalid_input_is_refused_without_quoting_it(data: bytes) -> None:
     with pytest.raises(HandoverError) as refused:
         Handover.read(io.BytesIO(data))
     assert refused.value.__cause__ is None
@@ -92,7 +92,7 @@ def test_only_bridges_that_are_allowed_are_called_back(
             require_allowed(url, callbacks)
 
 
-def test_callbacks_are_a_list_or_names_with_commas() -> None:
+def test_callbacks_are_a_list_or_comma_separated() -> None:
     for value in (["a", "b:1"], "a, b:1,"):
         assert PluginSettings.from_extra({"callbacks": value}, {}).callbacks == ("a", "b:1")
     env = {"MOLECULE_A2A_PLATFORM_CALLBACKS": "c"}

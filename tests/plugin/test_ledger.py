@@ -36,7 +36,7 @@ def test_a_message_ends_once() -> None:
     assert not ledger.finish(one)
 
 
-def test_a_message_is_taken_once_also_after_its_end() -> None:
+def test_a_message_is_accepted_only_once_even_after_its_end() -> None:
     ledger = Ledger(remember=2)
     for name in ("1", "2", "3"):
         one = ledger.accept(inbound(name))
@@ -49,7 +49,7 @@ def test_a_message_is_taken_once_also_after_its_end() -> None:
     assert ledger.accept(inbound("1")) is not None
 
 
-def test_a_waiting_message_can_leave() -> None:
+def test_a_waiting_message_can_be_ended() -> None:
     ledger = Ledger()
     turns = [ledger.accept(inbound(name)) for name in "123"]
     ledger.begin("chat")
@@ -59,7 +59,7 @@ def test_a_waiting_message_can_leave() -> None:
     assert ledger.running("chat") is turns[0]
 
 
-def test_too_many_waiting_or_too_many_chats_are_refused() -> None:
+def test_too_many_waiting_messages_or_chats_are_refused() -> None:
     ledger = Ledger(max_chats=2, max_waiting=2)
     for name in "12":
         ledger.accept(inbound(name))
@@ -75,7 +75,7 @@ def test_too_many_waiting_or_too_many_chats_are_refused() -> None:
     assert ledger.last("other") is None
 
 
-def test_the_bytes_that_wait_are_bounded_and_freed() -> None:
+def test_the_bytes_of_waiting_messages_are_bounded_and_freed() -> None:
     ledger = Ledger(max_bytes=8)
     one = ledger.accept(inbound("1"))
     assert one is not None
@@ -88,7 +88,7 @@ def test_the_bytes_that_wait_are_bounded_and_freed() -> None:
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=30), st.randoms())
-def test_whatever_the_order_every_message_ends_once_and_in_its_chats_order(
+def test_every_message_ends_once_and_in_the_order_of_its_chat(
     chats: list[str], random: object
 ) -> None:
     ledger, ended = Ledger(), []

@@ -45,7 +45,7 @@ async def test_sigterm_lets_the_turn_end_and_gives_every_message_its_final(tmp_p
             assert (final.status, final.error.kind) == ("failed", "draining")
 
 
-async def test_while_hermes_restores_its_sessions_messages_are_refused(tmp_path: Path) -> None:
+async def test_messages_are_refused_while_hermes_restores_its_sessions(tmp_path: Path) -> None:
     async with (
         callback_server() as callbacks,
         running_hermes(tmp_path, until="connected") as hermes,
@@ -64,7 +64,7 @@ async def test_while_hermes_restores_its_sessions_messages_are_refused(tmp_path:
         assert final.status == "completed"
 
 
-async def test_after_a_crash_the_conversation_goes_on_and_nothing_runs_unasked(
+async def test_a_conversation_continues_after_a_crash_and_nothing_runs_by_itself(
     tmp_path: Path,
 ) -> None:
     async with callback_server() as callbacks:

@@ -73,7 +73,7 @@ async def test_deltas_that_wait_are_merged_without_a_gap(server: CallbackServer)
     ]
 
 
-async def test_a_gap_is_remembered_until_the_final_also_when_nothing_waits(
+async def test_a_gap_is_remembered_until_the_final_even_if_the_queue_was_empty(
     server: CallbackServer,
 ) -> None:
     server.refuse.extend([400])
@@ -196,7 +196,7 @@ async def test_a_refused_callback_is_not_sent_again(server: CallbackServer, stat
     assert [c.content for c in server.taken] == ["done"]
 
 
-async def test_of_a_refused_batch_only_the_callback_at_fault_is_lost(
+async def test_only_the_invalid_callback_of_a_refused_batch_is_lost(
     server: CallbackServer,
 ) -> None:
     # The batch, then the second of its callbacks.
@@ -228,7 +228,7 @@ async def test_text_with_a_gap_is_not_continued(server: CallbackServer) -> None:
     assert deltas == ["all anew", " and on"]
 
 
-async def test_one_dead_server_holds_up_only_its_own(server: CallbackServer) -> None:
+async def test_a_server_that_hangs_does_not_delay_others(server: CallbackServer) -> None:
     async with callback_server() as hung:
         hung.hang = asyncio.Event()
         async with Outbox(timeout=30) as outbox:
@@ -287,14 +287,14 @@ async def test_closing_sends_what_is_left_within_its_time(
         assert 0.2 < loop.time() - began < 2
 
 
-async def test_an_endless_failure_is_given_up() -> None:
+async def test_a_callback_is_given_up_after_its_time() -> None:
     async with Outbox(retry_for=0.3) as outbox:
         Sender(outbox, f"http://127.0.0.1:{free_port()}/").put(Final(), "done")
         await outbox.close(flush_for=5)
         assert len(outbox) == 0
 
 
-async def test_a_final_that_the_bridge_refuses_ends_the_turn_all_the_same(
+async def test_a_final_that_the_bridge_refuses_is_replaced_by_a_failure(
     server: CallbackServer,
 ) -> None:
     # The batch, then the second of its callbacks.
@@ -309,7 +309,7 @@ async def test_a_final_that_the_bridge_refuses_ends_the_turn_all_the_same(
     assert final.error.kind == "internal"
 
 
-async def test_a_final_that_is_refused_for_ever_is_given_up(server: CallbackServer) -> None:
+async def test_a_final_that_is_always_refused_is_given_up(server: CallbackServer) -> None:
     server.refuse = [400, 401, 200]
     async with Outbox() as outbox:
         Sender(outbox, server.url).put(Final(), "x")

@@ -21,7 +21,7 @@ from molecule_hermes.wire import Attachment, Callback, Inbound, Tool, Usage
 
 
 @given(st.text() | st.from_regex(r"\s*[/@](file|diff|git|url|stop)[: ]?.*"))
-def test_no_text_is_a_command_or_a_reference_for_hermes(text: str) -> None:
+def test_a_peers_text_is_neither_a_command_nor_a_reference(text: str) -> None:
     from agent.context_references import parse_context_references
     from gateway.platforms.base import MessageEvent
 
@@ -31,18 +31,18 @@ def test_no_text_is_a_command_or_a_reference_for_hermes(text: str) -> None:
     assert said.replace(" ", "") == text.replace("\x00", "").replace(" ", "")
 
 
-def test_ordinary_text_is_left_alone() -> None:
+def test_ordinary_text_is_unchanged() -> None:
     text = "mail bob@example.com, see a/b and @someone; diff@git"
     assert prompts.neutralized(text) == text
 
 
-def test_the_agent_is_told_of_files_that_stayed() -> None:
+def test_the_agent_learns_of_files_that_were_not_delivered() -> None:
     assert prompts.with_refusals("hello", []) == "hello"
     told = prompts.with_refusals("hello", ["the file a is not available"])
     assert told == "[Your last answer: the file a is not available]\n\nhello"
 
 
-def test_an_attachments_name_leads_nowhere(tmp_path: Path) -> None:
+def test_an_attachments_name_does_not_lead_out_of_the_folder(tmp_path: Path) -> None:
     names = (
         "../../etc/passwd",
         "/etc/passwd",
@@ -63,7 +63,7 @@ def test_an_attachments_name_leads_nowhere(tmp_path: Path) -> None:
     assert len(set(saved)) == len(names)
 
 
-def test_half_a_file_is_removed_like_a_whole_one(
+def test_a_partially_written_file_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, data: bytes) -> None:
@@ -78,7 +78,7 @@ def test_half_a_file_is_removed_like_a_whole_one(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_crash_left_is_told_from_other_platforms_files(tmp_path: Path) -> None:
+def test_files_left_by_a_crash_are_told_from_those_of_other_platforms(tmp_path: Path) -> None:
     saved: list[Path] = []
     files.save(Attachment("my file.pdf", "application/pdf", b"x"), tmp_path, saved)
     for other in ("doc_0123456789ab_a.pdf", "a2a_notes.txt", "a2a_0123456789xy_a.pdf"):
@@ -87,14 +87,14 @@ def test_what_a_crash_left_is_told_from_other_platforms_files(tmp_path: Path) ->
     assert files.left_over(tmp_path / "missing") == []
 
 
-def test_what_cannot_be_removed_holds_nothing_up(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_removed_does_not_stop_the_others(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     files.remove([tmp_path / "folder", tmp_path / "file"])
     assert not (tmp_path / "file").exists()
 
 
-def test_only_files_the_agent_made_are_read(tmp_path: Path) -> None:
+def test_only_files_that_the_agent_created_are_read(tmp_path: Path) -> None:
     home, cwd = tmp_path / "home", tmp_path / "work"
     for folder in (home / "cache" / "images", home / "cache" / "delegation", cwd):
         folder.mkdir(parents=True)
@@ -137,7 +137,7 @@ def test_only_files_the_agent_made_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["loop", "x" * 300, "a\0b"])
-def test_a_path_that_is_none_is_refused_like_any_other(tmp_path: Path, name: str) -> None:
+def test_an_invalid_path_is_refused_like_any_other(tmp_path: Path, name: str) -> None:
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(files.FileRefusedError, match="is not available") as refused:
         files.read_file(f"{tmp_path}/{name}", cwd=tmp_path, home=tmp_path / "h", limit=10)
@@ -162,7 +162,7 @@ def test_a_link_keeps_its_address() -> None:
             files.linked_file(bad)
 
 
-def test_config_yaml_wins_over_the_environment() -> None:
+def test_config_yaml_takes_precedence_over_the_environment() -> None:
     env = {
         "MOLECULE_A2A_PLATFORM_HOST": "0.0.0.0",
         "MOLECULE_A2A_PLATFORM_PORT": "9000",
@@ -187,7 +187,7 @@ def test_config_yaml_wins_over_the_environment() -> None:
         {"host": "0.0.0.0"},
     ],
 )
-def test_a_bad_setting_is_named(extra: dict[str, Any]) -> None:
+def test_an_invalid_setting_is_named(extra: dict[str, Any]) -> None:
     (name,) = extra
     with pytest.raises(ValueError, match=name):
         PluginSettings.from_extra(extra, {})
@@ -215,7 +215,7 @@ def test_the_environment_can_enable_the_platform(
     assert not seed or set(seed) == {"enabled_by_env"}
 
 
-def test_hermes_is_told_what_the_plugin_needs_and_no_secret() -> None:
+def test_hermess_settings_contain_what_the_plugin_needs_and_no_secret() -> None:
     told = hermes_settings("127.0.0.1", 9000)
     assert told["plugins"]["enabled"] == ["molecule-a2a"]
     stanza = told["platforms"]["molecule_a2a"]
@@ -277,7 +277,7 @@ def hearing(monkeypatch: pytest.MonkeyPatch) -> Any:
     return SimpleNamespace(fire=fire, current=current, turn=made.turn, told=made.told)
 
 
-def test_hooks_tell_how_a_turn_went(hearing: Any) -> None:
+def test_hooks_record_how_a_turn_went(hearing: Any) -> None:
     hearing.fire("pre_llm_call", platform="molecule_a2a")
     assert hearing.turn.agent_ran
     hearing.fire(
@@ -300,7 +300,7 @@ def test_a_subagent_does_not_answer_for_the_agent(hearing: Any) -> None:
     assert hearing.turn.answer is None
 
 
-def test_tools_are_told_shortly_and_without_secrets(hearing: Any) -> None:
+def test_tool_calls_are_reported_briefly_and_without_secrets(hearing: Any) -> None:
     arguments = {"command": "curl -H 'Authorization: Bearer abcdefghijk' " + "x" * 500}
     hearing.fire("pre_tool_call", tool_name="terminal", args=arguments)
     hearing.fire("post_tool_call", tool_name="t", args={"n": 1}, duration_ms=1500, status="error")

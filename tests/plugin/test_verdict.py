@@ -86,7 +86,7 @@ def test_a_failed_call_of_the_model_fails_the_turn_unless_a_later_one_succeeds()
         ("I say [SILENT] aloud", ("completed", "", "I say [SILENT] aloud")),
     ],
 )
-def test_what_an_answer_means(text: str, expected: tuple[str, str, str]) -> None:
+def test_special_answers_are_recognised(text: str, expected: tuple[str, str, str]) -> None:
     one = turn()
     one.answered(text)
     assert verdict(one) == expected
@@ -103,7 +103,7 @@ def test_what_an_answer_means(text: str, expected: tuple[str, str, str]) -> None
         (None, True, "interrupted"),
     ],
 )
-def test_a_reply_without_an_end_of_the_agent_counts_only_if_it_ran(
+def test_a_reply_counts_as_the_answer_only_if_the_agent_ran(
     reply: str | None, ran: bool, expected: str
 ) -> None:
     one = turn()
@@ -112,7 +112,7 @@ def test_a_reply_without_an_end_of_the_agent_counts_only_if_it_ran(
 
 
 @pytest.mark.parametrize(("streamed", "expected"), [("\ud83d" + "\ude00", "😀"), ("a\ud83d", "a�")])
-def test_half_a_character_reaches_the_bridge(streamed: str, expected: str) -> None:
+def test_text_with_surrogates_reaches_the_bridge(streamed: str, expected: str) -> None:
     """A callback that is not Unicode would be refused, and the final with it."""
     one = turn()
     one.answered(streamed)

@@ -94,7 +94,7 @@ junk = st.recursive(
 
 
 @given(values)
-def test_what_is_written_is_read_back(value: Any) -> None:
+def test_every_message_is_read_back_as_it_was_written(value: Any) -> None:
     body = json.dumps(value.to_json())
     assert type(value).parse(body) == value
     assert type(value).parse(body.encode()) == value
@@ -108,7 +108,7 @@ def test_anything_parses_or_raises_the_wire_error(data: Any) -> None:
 
 
 @given(values, st.data())
-def test_a_body_with_one_part_spoilt_parses_or_raises_the_wire_error(
+def test_a_body_with_one_changed_part_parses_or_raises_the_wire_error(
     value: Any, data: st.DataObject
 ) -> None:
     body = json.loads(json.dumps(value.to_json()))
@@ -139,7 +139,7 @@ def test_any_batch_parses_or_raises_the_wire_error(batch: Any) -> None:
             assert Callback.parse_batch(again) == parsed
 
 
-def test_a_batch_has_a_largest_size() -> None:
+def test_the_size_of_a_batch_is_bounded() -> None:
     one = {"reply_to": "m", "content": "x"}
     assert len(Callback.parse_batch({"batch": [one] * wire.MAX_BATCH})) == wire.MAX_BATCH
     with pytest.raises(WireError, match="batch"):
@@ -201,7 +201,7 @@ def inbound(**over: Any) -> dict[str, Any]:
         ({"metadata": {"a2a_task_id": 1}}, "a2a_task_id"),
     ],
 )
-def test_a_bad_message_is_refused_by_the_name_of_its_field(over: Any, field: str) -> None:
+def test_an_invalid_message_is_refused_with_the_name_of_its_field(over: Any, field: str) -> None:
     with pytest.raises(WireError, match=field):
         Inbound.parse(inbound(**over))
 
@@ -213,7 +213,7 @@ def test_an_attachment_over_the_limit_is_refused() -> None:
         Inbound.parse(inbound(attachments=[attachment]))
 
 
-def test_unknown_keys_and_nulls_are_left_aside() -> None:
+def test_unknown_keys_and_nulls_are_ignored() -> None:
     parsed = Inbound.parse(inbound(new="thing", attachments=None, metadata=None, peer_name=None))
     assert parsed == Inbound("c", "p", "m", "http://127.0.0.1:1/x", "hi")
 
@@ -249,13 +249,13 @@ def test_a_callback_without_a_type_is_the_answer() -> None:
         {"type": "final", "status": "completed", "usage": {"input_tokens": 1.5}},
     ],
 )
-def test_a_bad_callback_is_refused(metadata: Any) -> None:
+def test_an_invalid_callback_is_refused(metadata: Any) -> None:
     with pytest.raises(WireError):
         Callback.parse({"chat_id": "c", "content": "", "reply_to": "m", "metadata": metadata})
 
 
 @pytest.mark.parametrize("missing", ["reply_to", "content"])
-def test_a_callback_needs_its_message_and_its_content(missing: str) -> None:
+def test_a_callback_needs_a_message_id_and_content(missing: str) -> None:
     body = {"chat_id": "c", "content": "x", "reply_to": "m"}
     del body[missing]
     with pytest.raises(WireError, match=missing):
@@ -263,7 +263,7 @@ def test_a_callback_needs_its_message_and_its_content(missing: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"NaN", b"[]", b"1", b"[" * 100_000, b"\xff", "\ud800"])
-def test_what_is_no_json_object_is_refused(body: Any) -> None:
+def test_a_body_that_is_not_a_json_object_is_refused(body: Any) -> None:
     with pytest.raises(WireError):
         wire.decode(body)
 
@@ -273,7 +273,7 @@ def test_a_failure_survives_the_wire() -> None:
     assert (type(failure), failure.message, failure.retryable) == (RateLimited, "slow down", True)
 
 
-def test_the_surface_is_deliberate() -> None:
+def test_the_public_names_are_pinned() -> None:
     assert wire.SECRET_HEADER == "X-Molecule-A2A-Secret"
     assert (wire.DEFAULT_PLATFORM_PORT, wire.DEFAULT_CALLBACK_PORT) == (8645, 8646)
     assert all(hasattr(wire, name) for name in wire.__all__)
