@@ -91,9 +91,7 @@ async def test_the_peers_own_file_comes_back_only_when_it_changed(
 
 
 @pytest.mark.parametrize("method", ["send_image", "send_animation"])
-async def test_an_image_with_a_url_is_passed_on_as_a_url(
-    adapter: Any, sent: Sent, method: str
-) -> None:
+async def test_an_image_with_a_url_keeps_it(adapter: Any, sent: Sent, method: str) -> None:
     result = await getattr(adapter, method)("c", "https://x.example/a/cat.gif?s=1", caption=None)
     assert result.success
     (callback,) = sent.callbacks

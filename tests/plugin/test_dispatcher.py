@@ -27,7 +27,7 @@ class FakeOutbox(Outbox):
 
 
 class FakeGateway:
-    """Hermes, as far as the dispatcher sees it: it works on one turn of a chat until told."""
+    """Hermes as the dispatcher sees it. A turn runs until the test ends it."""
 
     def __init__(self) -> None:
         self.phase: Literal["ready", "starting", "draining"] = "ready"
@@ -67,7 +67,7 @@ class FakeGateway:
         return question_id != "gone"
 
 
-class Room:
+class Harness:
     def __init__(self) -> None:
         self.gateway = FakeGateway()
         self.outbox = FakeOutbox()
@@ -93,8 +93,8 @@ class Room:
 
 
 @pytest.fixture
-async def room() -> AsyncIterator[Room]:
-    made = Room()
+async def harness() -> AsyncIterator[Harness]:
+    made = Harness()
     yield made
     await made.dispatcher.close()
 
@@ -103,178 +103,182 @@ async def ended(turn: Turn) -> None:
     await asyncio.wait_for(turn.ended.wait(), 15)
 
 
-async def test_the_next_message_waits_until_hermes_has_left_the_chat(room: Room) -> None:
-    room.say("1")
-    room.say("2")
-    room.say("x", "other")
-    first = await room.started()
-    assert (await room.started()).message_id == "x"
+async def test_the_next_message_waits_until_hermes_has_left_the_chat(harness: Harness) -> None:
+    harness.say("1")
+    harness.say("2")
+    harness.say("x", "other")
+    first = await harness.started()
+    assert (await harness.started()).message_id == "x"
     first.answered("done")
-    room.dispatcher.finish(first)
+    harness.dispatcher.finish(first)
     # Ended, but Hermes still holds the session.
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(room.gateway.started.get(), 0.1)
-    room.gateway.working.discard("c")
-    assert (await room.started()).message_id == "2"
+        await asyncio.wait_for(harness.gateway.started.get(), 0.1)
+    harness.gateway.working.discard("c")
+    assert (await harness.started()).message_id == "2"
 
 
-async def test_a_turn_that_hermes_lost_is_ended(room: Room) -> None:
-    room.say("1")
-    turn = await room.started()
-    room.gateway.working.clear()
+async def test_a_turn_that_hermes_lost_is_ended(harness: Harness) -> None:
+    harness.say("1")
+    turn = await harness.started()
+    harness.gateway.working.clear()
     await ended(turn)
-    assert room.finals() == [("1", "interrupted")]
+    assert harness.finals() == [("1", "interrupted")]
 
 
-async def test_a_turn_that_cannot_start_fails_and_the_next_one_runs(room: Room) -> None:
-    room.gateway.crash = True
-    room.say("1")
-    turn = room.dispatcher.find("1")
+async def test_a_turn_that_cannot_start_fails_and_the_next_one_runs(harness: Harness) -> None:
+    harness.gateway.crash = True
+    harness.say("1")
+    turn = harness.dispatcher.find("1")
     assert turn is not None
     await ended(turn)
-    room.gateway.crash = False
-    room.say("2")
-    room.end(await room.started())
-    assert room.finals() == [("1", "internal"), ("2", "completed")]
+    harness.gateway.crash = False
+    harness.say("2")
+    harness.end(await harness.started())
+    assert harness.finals() == [("1", "internal"), ("2", "completed")]
 
 
-async def test_while_draining_nothing_new_is_started(room: Room) -> None:
-    room.say("1")
-    room.say("2")
-    first = await room.started()
-    second = room.dispatcher.find("2")
+async def test_while_draining_nothing_new_is_started(harness: Harness) -> None:
+    harness.say("1")
+    harness.say("2")
+    first = await harness.started()
+    second = harness.dispatcher.find("2")
     assert second is not None
-    room.gateway.phase = "draining"
-    room.end(first)
+    harness.gateway.phase = "draining"
+    harness.end(first)
     await ended(second)
-    assert room.finals() == [("1", "completed"), ("2", "draining")]
+    assert harness.finals() == [("1", "completed"), ("2", "draining")]
 
 
-async def test_closing_ends_every_message(room: Room) -> None:
-    room.say("1")
-    room.say("2")
-    await room.started()
-    await room.dispatcher.close()
-    assert room.finals() == [("1", "interrupted"), ("2", "draining")]
-    assert room.dispatcher.active == 0
+async def test_closing_ends_every_message(harness: Harness) -> None:
+    harness.say("1")
+    harness.say("2")
+    await harness.started()
+    await harness.dispatcher.close()
+    assert harness.finals() == [("1", "interrupted"), ("2", "draining")]
+    assert harness.dispatcher.active == 0
 
 
-async def test_cancel_before_hermes_has_begun_does_not_reach_hermes(room: Room) -> None:
-    room.gateway.working.add("c")  # a turn of Hermes's own
-    room.say("1")
-    turn = room.dispatcher.find("1")
+async def test_cancel_before_hermes_has_begun_does_not_reach_hermes(harness: Harness) -> None:
+    harness.gateway.working.add("c")  # a turn of Hermes's own
+    harness.say("1")
+    turn = harness.dispatcher.find("1")
     assert turn is not None
     await asyncio.sleep(0)
-    room.dispatcher.cancel("1")
+    harness.dispatcher.cancel("1")
     await ended(turn)
-    assert room.finals() == [("1", "canceled")]
-    assert room.gateway.stopped == []
+    assert harness.finals() == [("1", "canceled")]
+    assert harness.gateway.stopped == []
     with pytest.raises(NotFoundError):
-        room.dispatcher.cancel("1")
+        harness.dispatcher.cancel("1")
 
 
-async def test_cancel_waits_for_the_agent_that_it_stops(room: Room) -> None:
-    room.gateway.preparing = True
-    room.say("1")
-    await room.started()
-    room.dispatcher.cancel("1")
+async def test_cancel_waits_for_the_agent_that_it_stops(harness: Harness) -> None:
+    harness.gateway.preparing = True
+    harness.say("1")
+    await harness.started()
+    harness.dispatcher.cancel("1")
     await asyncio.sleep(0.1)  # longer than it waits between two looks at the agent
-    assert room.gateway.stopped == []
-    room.gateway.preparing = False
-    await until(lambda: room.gateway.stopped)
-    assert room.gateway.stopped == ["1"]
+    assert harness.gateway.stopped == []
+    harness.gateway.preparing = False
+    await until(lambda: harness.gateway.stopped)
+    assert harness.gateway.stopped == ["1"]
 
 
-async def test_cancel_stops_hermes_and_later_output_is_dropped(room: Room) -> None:
-    room.say("1")
-    turn = await room.started()
-    room.dispatcher.cancel("1")
-    room.dispatcher.cancel("1")
-    room.dispatcher.notice(turn, "⚡ Stopped")
+async def test_cancel_stops_hermes_and_later_output_is_dropped(harness: Harness) -> None:
+    harness.say("1")
+    turn = await harness.started()
+    harness.dispatcher.cancel("1")
+    harness.dispatcher.cancel("1")
+    harness.dispatcher.notice(turn, "⚡ Stopped")
     turn.answered("too late")
-    room.dispatcher.finish(turn)
-    await asyncio.wait_for(room.dispatcher.close(), 20)
-    assert [c.body for c in room.outbox.callbacks] == [Final("canceled")]
+    harness.dispatcher.finish(turn)
+    await asyncio.wait_for(harness.dispatcher.close(), 20)
+    assert [c.body for c in harness.outbox.callbacks] == [Final("canceled")]
 
 
-async def test_the_files_of_a_message_are_removed_at_its_end(room: Room, tmp_path: Path) -> None:
-    room.say("1")
-    turn = await room.started()
+async def test_the_files_of_a_message_are_removed_at_its_end(
+    harness: Harness, tmp_path: Path
+) -> None:
+    harness.say("1")
+    turn = await harness.started()
     file = tmp_path / "attached"
     file.write_bytes(b"x")
     turn.files.append(file)
-    room.end(turn)
+    harness.end(turn)
     assert not file.exists()
 
 
-async def test_a_refused_file_is_reported_at_once_and_remembered_for_one_turn(room: Room) -> None:
+async def test_a_refused_file_is_reported_at_once_and_remembered_for_one_turn(
+    harness: Harness,
+) -> None:
     for message in ("1", "2", "3"):
-        room.say(message)
-    room.say("4", "other")
-    told = {}
+        harness.say(message)
+    harness.say("4", "other")
+    refusals = {}
     for _ in range(4):
-        turn = await room.started()
-        told[turn.message_id] = room.dispatcher.refused_before(turn)
+        turn = await harness.started()
+        refusals[turn.message_id] = harness.dispatcher.refused_before(turn)
         if turn.message_id == "1":
-            room.dispatcher.refuse(turn, "the file a is not available")
-        room.end(turn)
-    assert told == {"1": (), "2": ("the file a is not available",), "3": (), "4": ()}
-    (notice,) = [c for c in room.outbox.callbacks if isinstance(c.body, Notice)]
+            harness.dispatcher.refuse(turn, "the file a is not available")
+        harness.end(turn)
+    assert refusals == {"1": (), "2": ("the file a is not available",), "3": (), "4": ()}
+    (notice,) = [c for c in harness.outbox.callbacks if isinstance(c.body, Notice)]
     assert (notice.reply_to, notice.content) == ("1", "the file a is not available")
 
 
-async def test_an_answer_that_consists_of_files_is_not_an_empty_reply(room: Room) -> None:
-    room.say("1")
-    turn = await room.started()
+async def test_an_answer_that_consists_of_files_is_not_an_empty_reply(harness: Harness) -> None:
+    harness.say("1")
+    turn = await harness.started()
     turn.has_files = True
-    room.end(turn, "")
-    assert [c.body for c in room.outbox.callbacks] == [Final(silent=True)]
+    harness.end(turn, "")
+    assert [c.body for c in harness.outbox.callbacks] == [Final(silent=True)]
 
 
-async def test_output_belongs_to_the_message_whose_id_it_carries(room: Room) -> None:
-    room.say("1")
-    first = await room.started()
-    room.say("2")
-    room.say("9", "other")
-    await room.started()
-    owner = room.dispatcher.owner
+async def test_output_belongs_to_the_message_whose_id_it_carries(harness: Harness) -> None:
+    harness.say("1")
+    first = await harness.started()
+    harness.say("2")
+    harness.say("9", "other")
+    await harness.started()
+    owner = harness.dispatcher.owner
     assert owner("c") is first
     assert owner("c", "1") is first
     assert owner("c", "", "1") is first
     assert owner("nowhere") is None
     # Sent to another chat from within a turn: not that chat's turn.
     assert owner("other", "1") is None
-    room.end(first)
-    second = await room.started()
+    harness.end(first)
+    second = await harness.started()
     # A stopped turn that still speaks.
     assert owner("c", "1") is None
     assert owner("c", "2") is second
     assert owner("c", None, None) is second
 
 
-async def test_a_push_comes_after_the_final_and_does_not_replace_it(room: Room) -> None:
-    assert not room.dispatcher.push("c", "nobody is here")
-    room.say("1")
-    room.end(await room.started())
-    assert room.dispatcher.push("c", "the build is done")
-    assert [type(c.body) for c in room.outbox.callbacks] == [Final, Push]
-    assert room.outbox.callbacks[-1].reply_to == "1"
+async def test_a_push_comes_after_the_final_and_does_not_replace_it(harness: Harness) -> None:
+    assert not harness.dispatcher.push("c", "nobody is here")
+    harness.say("1")
+    harness.end(await harness.started())
+    assert harness.dispatcher.push("c", "the build is done")
+    assert [type(c.body) for c in harness.outbox.callbacks] == [Final, Push]
+    assert harness.outbox.callbacks[-1].reply_to == "1"
 
 
-async def test_late_output_of_a_turn_does_not_appear_in_the_next_one(room: Room) -> None:
-    room.say("1")
-    room.end(await room.started())
-    room.say("2")
-    await room.started()
-    assert room.dispatcher.owner("c", "1") is None
-    assert room.dispatcher.push("c", "stopped", File("a.txt", "text/plain", b"x"))
-    assert room.outbox.callbacks[-1].reply_to == "1"
+async def test_late_output_of_a_turn_does_not_appear_in_the_next_one(harness: Harness) -> None:
+    harness.say("1")
+    harness.end(await harness.started())
+    harness.say("2")
+    await harness.started()
+    assert harness.dispatcher.owner("c", "1") is None
+    assert harness.dispatcher.push("c", "stopped", File("a.txt", "text/plain", b"x"))
+    assert harness.outbox.callbacks[-1].reply_to == "1"
 
 
-async def test_notices_contain_no_secrets(room: Room) -> None:
-    room.say("1")
-    room.dispatcher.notice(await room.started(), "retrying with api_key=abcdefgh")
-    (callback,) = room.outbox.callbacks
+async def test_notices_contain_no_secrets(harness: Harness) -> None:
+    harness.say("1")
+    harness.dispatcher.notice(await harness.started(), "retrying with api_key=abcdefgh")
+    (callback,) = harness.outbox.callbacks
     assert (callback.body, callback.content) == (Notice(), "retrying with api_key=***")
 
 
@@ -282,40 +286,42 @@ def approval(name: str) -> Question:
     return Question(name, "session", ("once", "deny"), approval=True)
 
 
-async def test_answers_reach_the_approvals_in_hermess_order(room: Room) -> None:
-    room.say("1")
-    turn = await room.started()
+async def test_answers_reach_the_approvals_in_hermess_order(harness: Harness) -> None:
+    harness.say("1")
+    turn = await harness.started()
     for name in ("q1", "q2", "q3"):
-        room.dispatcher.ask(turn, approval(name), "may I?")
-    assert [type(c.body) for c in room.outbox.callbacks] == [Approval] * 3
-    room.dispatcher.answer(Answer("1", "q2", "deny"))
-    assert room.gateway.approvals == []
+        harness.dispatcher.ask(turn, approval(name), "may I?")
+    assert [type(c.body) for c in harness.outbox.callbacks] == [Approval] * 3
+    harness.dispatcher.answer(Answer("1", "q2", "deny"))
+    assert harness.gateway.approvals == []
     with pytest.raises(NotFoundError):
-        room.dispatcher.answer(Answer("1", "q2", "once"))
+        harness.dispatcher.answer(Answer("1", "q2", "once"))
     with pytest.raises(NotAChoiceError):
-        room.dispatcher.answer(Answer("1", "q1", "always"))
-    room.dispatcher.answer(Answer("1", "q1", "once"))
-    assert room.gateway.approvals == [("session", "once"), ("session", "deny")]
-    room.dispatcher.approval_expired(turn)
+        harness.dispatcher.answer(Answer("1", "q1", "always"))
+    harness.dispatcher.answer(Answer("1", "q1", "once"))
+    assert harness.gateway.approvals == [("session", "once"), ("session", "deny")]
+    harness.dispatcher.approval_expired(turn)
     with pytest.raises(NotFoundError):
-        room.dispatcher.answer(Answer("1", "q3", "once"))
+        harness.dispatcher.answer(Answer("1", "q3", "once"))
 
 
-async def test_an_approval_that_hermes_gave_up_cannot_be_answered(room: Room) -> None:
-    room.say("1")
-    turn = await room.started()
-    room.gateway.pending = 0
-    room.dispatcher.ask(turn, approval("q1"), "may I?")
+async def test_an_approval_that_hermes_gave_up_cannot_be_answered(harness: Harness) -> None:
+    harness.say("1")
+    turn = await harness.started()
+    harness.gateway.pending = 0
+    harness.dispatcher.ask(turn, approval("q1"), "may I?")
     with pytest.raises(NotFoundError):
-        room.dispatcher.answer(Answer("1", "q1", "once"))
+        harness.dispatcher.answer(Answer("1", "q1", "once"))
 
 
-async def test_a_question_takes_any_text_once(room: Room) -> None:
-    room.say("1")
-    turn = await room.started()
+async def test_a_question_takes_any_text_once(harness: Harness) -> None:
+    harness.say("1")
+    turn = await harness.started()
     for name in ("q1", "gone"):
-        room.dispatcher.ask(turn, Question(name, "session", ("a", "b"), approval=False), "which?")
-    room.dispatcher.answer(Answer("1", "q1", "neither"))
+        harness.dispatcher.ask(
+            turn, Question(name, "session", ("a", "b"), approval=False), "which?"
+        )
+    harness.dispatcher.answer(Answer("1", "q1", "neither"))
     for name in ("q1", "gone", "never"):
         with pytest.raises(NotFoundError):
-            room.dispatcher.answer(Answer("1", name, "a"))
+            harness.dispatcher.answer(Answer("1", name, "a"))

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from molecule_hermes.plugin.hooks import Effect, Hooks
+from molecule_hermes.plugin.turn import Turn
+from molecule_hermes.wire import Callback, Inbound, Tool, Usage
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.turn = Turn(Inbound("c", "p", "m", "http://127.0.0.1:1/", "hi"))
+        self.callbacks: list[Callback] = []
+        self.names: list[str] = []
+
+    def on_hook(self, message_id: str, effect: Effect) -> None:
+        self.names.append(message_id)
+        dispatcher: Any = SimpleNamespace(
+            emit=lambda turn, callback: self.callbacks.append(callback)
+        )
+        effect(dispatcher, self.turn)
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Any:
+    made = Recorder()
+    hooks = Hooks()
+    registered: dict[str, Any] = {}
+    hooks.register(SimpleNamespace(register_hook=registered.__setitem__))
+    hooks.attach(made)
+    current = SimpleNamespace(message_id="m")
+    monkeypatch.setattr(
+        "molecule_hermes.plugin.hooks.current_message_id", lambda: current.message_id
+    )
+
+    def fire(name: str, **given: Any) -> None:
+        # Anything but None would be taken for a directive.
+        assert registered[name](telemetry_schema_version=1, **given) is None
+
+    return SimpleNamespace(fire=fire, current=current, turn=made.turn, callbacks=made.callbacks)
+
+
+def test_hooks_record_how_a_turn_went(recorder: Any) -> None:
+    recorder.fire("pre_llm_call", platform="molecule_a2a")
+    assert recorder.turn.agent_ran
+    recorder.fire(
+        "api_request_error", platform="molecule_a2a", status_code=429, error={"message": "slow"}
+    )
+    assert recorder.turn.failure.kind == "rate_limit"
+    usage = {"prompt_tokens": 3, "output_tokens": 4, "total_tokens": 7}
+    recorder.fire("post_api_request", platform="molecule_a2a", usage=usage, model="m1")
+    assert recorder.turn.usage == Usage(3, 4, 7, "m1")
+    recorder.fire("post_llm_call", platform="molecule_a2a", assistant_response="hi")
+    assert (recorder.turn.answer, recorder.turn.failure) == ("hi", None)
+    recorder.fire("on_session_end", platform="molecule_a2a", interrupted=True)
+    assert recorder.turn.interrupted
+
+
+def test_a_subagent_does_not_answer_for_the_agent(recorder: Any) -> None:
+    recorder.fire("post_llm_call", platform="subagent", assistant_response="inner thought")
+    recorder.current.message_id = ""
+    recorder.fire("post_llm_call", platform="molecule_a2a", assistant_response="no turn")
+    assert recorder.turn.answer is None
+
+
+def test_tool_calls_are_reported_briefly_and_without_secrets(recorder: Any) -> None:
+    arguments = {"command": "curl -H 'Authorization: Bearer abcdefghijk' " + "x" * 500}
+    recorder.fire("pre_tool_call", tool_name="terminal", args=arguments)
+    recorder.fire("post_tool_call", tool_name="t", args={"n": 1}, duration_ms=1500, status="error")
+    began, ended = (callback.body for callback in recorder.callbacks)
+    assert isinstance(began, Tool)
+    assert len(began.preview) == 200
+    assert "abcdefghijk" not in began.preview
+    assert ended == Tool("t", "end", '{"n": 1}', 1.5, False)
