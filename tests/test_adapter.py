@@ -110,7 +110,7 @@ async def test_a_platform_runs_a_turn_over_chat_completions(
 
 
 @pytest.mark.usefixtures("runtime")
-async def test_where_the_platform_is_installed_it_is_one_of_its_adapters(
+async def test_with_the_platform_installed_it_is_a_base_adapter(
     hermes: FakeHermes, environ: Callable[..., None]
 ) -> None:
     environ(HERMES_API_BASE=hermes.base_url, API_SERVER_KEY=KEY)
@@ -122,7 +122,7 @@ async def test_where_the_platform_is_installed_it_is_one_of_its_adapters(
         assert (await ask(client, "ping")).text == "pong"
 
 
-async def test_setup_waits_for_a_hermes_that_comes_later(environ: Callable[..., None]) -> None:
+async def test_setup_waits_for_a_hermes_that_starts_later(environ: Callable[..., None]) -> None:
     port = free_port()
     environ(HERMES_API_BASE=f"http://127.0.0.1:{port}/v1", API_SERVER_KEY=KEY)
     waiting = asyncio.create_task(_adapter().setup(AdapterConfig()))
@@ -133,7 +133,7 @@ async def test_setup_waits_for_a_hermes_that_comes_later(environ: Callable[..., 
             await waiting
 
 
-async def test_the_error_names_the_url_the_attempts_and_where_to_look(
+async def test_the_error_names_the_url_the_attempts_and_the_log(
     environ: Callable[..., None], tmp_path: Path
 ) -> None:
     url = f"http://127.0.0.1:{free_port()}/v1"
@@ -141,14 +141,14 @@ async def test_the_error_names_the_url_the_attempts_and_where_to_look(
     with pytest.raises(RuntimeError) as raised:
         await _adapter().setup(AdapterConfig())
     assert isinstance(raised.value, StartError)
-    told = str(raised.value)
-    assert url in told
-    assert re.search(r"after \d+ attempts in", told)
-    assert str(tmp_path / "hermes" / "logs" / "gateway.log") in told
-    assert KEY not in told
+    reported = str(raised.value)
+    assert url in reported
+    assert re.search(r"after \d+ attempts in", reported)
+    assert str(tmp_path / "hermes" / "logs" / "gateway.log") in reported
+    assert KEY not in reported
 
 
-async def test_a_key_that_is_refused_is_told_at_once(
+async def test_a_refused_key_is_reported_at_once(
     hermes: FakeHermes, environ: Callable[..., None]
 ) -> None:
     environ(HERMES_API_BASE=hermes.base_url, API_SERVER_KEY="not-the-right-one-at-all")
@@ -156,7 +156,7 @@ async def test_a_key_that_is_refused_is_told_at_once(
         await _adapter().setup(AdapterConfig())
 
 
-async def test_a_plugin_that_is_not_bound_is_told_with_its_cause(
+async def test_a_plugin_that_is_not_bound_is_reported_with_its_cause(
     environ: Callable[..., None], tmp_path: Path
 ) -> None:
     environ(
@@ -173,7 +173,7 @@ async def test_a_plugin_that_is_not_bound_is_told_with_its_cause(
         await _adapter().setup(AdapterConfig())
 
 
-async def test_keys_are_told_by_name_only(
+async def test_only_the_names_of_keys_are_logged(
     hermes: FakeHermes, environ: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     environ(HERMES_API_BASE=hermes.base_url, API_SERVER_KEY=KEY, OPENROUTER_API_KEY="sk-or-hidden")
@@ -193,7 +193,7 @@ async def test_smoke_mode_needs_no_hermes(environ: Callable[..., None]) -> None:
     assert "MOLECULE_SMOKE_MODE" in turn.failure["hint"]
 
 
-async def test_a_config_without_more_than_model_and_prompt_will_do(
+async def test_a_config_needs_only_a_model_and_a_prompt(
     hermes: FakeHermes, environ: Callable[..., None]
 ) -> None:
     environ(HERMES_API_BASE=hermes.base_url, API_SERVER_KEY=KEY)

@@ -14,7 +14,7 @@ from molecule_hermes.errors import ConfigError
 from molecule_hermes.text import is_loopback
 
 
-def test_nothing_set_is_the_design() -> None:
+def test_the_defaults_are_those_of_the_documentation() -> None:
     settings = Settings.from_env({})
     assert (settings.host, settings.port) == ("127.0.0.1", 8000)
     assert settings.hermes_api_base == "http://127.0.0.1:8642/v1"
@@ -50,7 +50,9 @@ def test_an_option_wins_over_the_environment() -> None:
         ("HERMES_CUSTOM_API_MODE", "x", "chat_completions"),
     ],
 )
-def test_a_bad_value_is_named_with_what_it_takes(variable: str, value: str, takes: str) -> None:
+def test_a_bad_value_is_reported_with_what_the_variable_takes(
+    variable: str, value: str, takes: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         Settings.from_env({variable: value})
     line = str(caught.value)
@@ -72,7 +74,7 @@ def test_a_bad_value_is_named_with_what_it_takes(variable: str, value: str, take
         ("MOLECULE_HERMES_PEER_TOKENS", "a:fifteen-letters"),
     ],
 )
-def test_a_bad_secret_is_named_but_not_shown(variable: str, value: str) -> None:
+def test_a_bad_secret_is_reported_but_not_shown(variable: str, value: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Settings.from_env({variable: value})
     assert variable in str(caught.value)
@@ -118,7 +120,7 @@ def test_loopback_is_open_without_tokens(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.com"])
-def test_a_wider_host_needs_tokens_or_a_word(host: str) -> None:
+def test_a_host_beyond_loopback_needs_tokens_or_permission(host: str) -> None:
     environ = {"MOLECULE_HERMES_HOST": host}
     with pytest.raises(ConfigError, match=r"PEER_TOKENS.*ALLOW_ANONYMOUS"):
         Settings.from_env(environ).require_safe_exposure()
@@ -128,13 +130,13 @@ def test_a_wider_host_needs_tokens_or_a_word(host: str) -> None:
     ).require_safe_exposure()
 
 
-def test_a_mistyped_variable_is_noticed() -> None:
+def test_a_mistyped_variable_is_reported() -> None:
     assert unknown_variables({"MOLECULE_HERMES_PROT": "1", "PATH": "x"}) == {
         "MOLECULE_HERMES_PROT": "MOLECULE_HERMES_PORT"
     }
 
 
-def test_only_the_variables_of_the_table_count() -> None:
+def test_only_variables_in_the_table_count() -> None:
     assert Settings.from_env({"host": "0.0.0.0", "port": "junk", "name": "x"}) == Settings.from_env(
         {}
     )

@@ -48,7 +48,7 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     assert command in capsys.readouterr().out
 
 
-def test_an_interrupt_while_the_command_is_loaded_leaves_no_trace(tmp_path: Path) -> None:
+def test_ctrl_c_while_the_command_loads_prints_nothing(tmp_path: Path) -> None:
     (tmp_path / "uvloop.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
     command = [sys.executable, "-m", "molecule_hermes", "card"]
     ended = subprocess.run(
@@ -75,7 +75,7 @@ def test_a_bad_setting_is_one_line_and_exits_2() -> None:
     assert "MOLECULE_HERMES_PORT='http'" in ended.stderr
 
 
-def test_a_wide_host_without_tokens_does_not_start() -> None:
+def test_a_host_beyond_loopback_without_tokens_does_not_start() -> None:
     for command in ("up", "serve"):
         ended = run(command, MOLECULE_HERMES_HOST="0.0.0.0")
         assert ended.returncode == 2
@@ -84,14 +84,14 @@ def test_a_wide_host_without_tokens_does_not_start() -> None:
 
 
 @pytest.mark.parametrize("command", [["send", "hi"], ["card"]])
-def test_nobody_there_is_one_line_and_exits_1(command: list[str]) -> None:
+def test_an_agent_that_does_not_answer_is_one_line_and_exits_1(command: list[str]) -> None:
     ended = run(*command, "--url", f"http://127.0.0.1:{free_port()}")
     assert ended.returncode == 1
     assert ended.stderr.count("\n") == 1
     assert "molecule-hermes up" in ended.stderr
 
 
-def test_the_doctor_names_each_failure_and_its_remedy(tmp_path: Path) -> None:
+def test_the_doctor_names_each_failure_and_what_to_do(tmp_path: Path) -> None:
     ended = run(
         "doctor",
         MOLECULE_HERMES_STATE_DIR=str(tmp_path),
@@ -121,7 +121,7 @@ def test_a_file_that_cannot_be_read_is_one_line_and_exits_1(tmp_path: Path) -> N
     assert str(tmp_path / "config.yaml") in ended.stderr
 
 
-async def test_a_text_that_is_not_utf8_is_sent_as_far_as_it_can_be_read(
+async def test_a_text_that_is_not_utf8_is_sent_with_replacement_characters(
     bridge: StartBridge,
 ) -> None:
     transport = ScriptedTransport(Completed("done"))
@@ -131,7 +131,7 @@ async def test_a_text_that_is_not_utf8_is_sent_as_far_as_it_can_be_read(
     assert transport.turns[0].text == "caf\N{REPLACEMENT CHARACTER}"
 
 
-def test_a_peers_mistake_is_one_line_in_the_log() -> None:
+def test_a_bad_request_is_one_line_in_the_log() -> None:
     error = ValueError("what the peer sent\n2026 ERROR forged: " + "x" * 10_000)
     raised = (ValueError, error, None)
     record = logging.LogRecord("a2a.server", logging.ERROR, "f", 1, "bad %s", ("params",), raised)

@@ -52,8 +52,8 @@ class Sent:
         self.err = err
 
 
-class Desk:
-    """Two streams to read back, also while `send` still writes."""
+class Session:
+    """Runs `send` with streams that can be read while it writes."""
 
     def __init__(self, save: Path | None = None, raw: bool = False) -> None:
         self.out, self.err = io.StringIO(), io.StringIO()
@@ -126,7 +126,7 @@ async def the_task(url: str) -> Task:
 # What it prints.
 
 
-async def test_the_reply_is_printed_as_it_comes_and_progress_beside_it(
+async def test_the_reply_goes_to_standard_output_and_progress_to_standard_error(
     bridge: StartBridge,
 ) -> None:
     transport = ScriptedTransport(
@@ -137,25 +137,25 @@ async def test_the_reply_is_printed_as_it_comes_and_progress_beside_it(
         Completed("Found it."),
     )
     async with bridge(transport) as b:
-        sent = await Desk().send(b.url, "hi", "ctx")
+        sent = await Session().send(b.url, "hi", "ctx")
     assert sent.code == 0
     assert sent.out == "Looking.\nFound it.\n"
     assert "· terminal: ls\n" in sent.err
     assert sent.err.endswith("(continue with --context ctx)\n")
 
 
-async def test_a_reply_that_only_goes_on_is_not_repeated(bridge: StartBridge) -> None:
+async def test_a_reply_that_only_grows_is_not_repeated(bridge: StartBridge) -> None:
     transport = ScriptedTransport(TextDelta("So far"), Completed("So far, so good."))
     async with bridge(transport) as b:
-        assert (await Desk().send(b.url)).out == "So far, so good.\n"
+        assert (await Session().send(b.url)).out == "So far, so good.\n"
 
 
-async def test_the_figures_are_told_at_the_end(bridge: StartBridge) -> None:
+async def test_durations_and_tokens_are_shown_at_the_end(bridge: StartBridge) -> None:
     transport = ScriptedTransport(
         TextDelta("a"), Completed("a", Usage(3, 31, 34, "a-model")), Completed("never")
     )
     async with bridge(transport) as b:
-        sent = await Desk().send(b.url)
+        sent = await Session().send(b.url)
     figures = next(line for line in sent.err.splitlines() if "tokens" in line)
     assert figures.startswith("(0.")
     assert "first text after 0." in figures
@@ -164,17 +164,17 @@ async def test_the_figures_are_told_at_the_end(bridge: StartBridge) -> None:
 
 async def test_a_failed_turn_says_why_and_exits_1(bridge: StartBridge) -> None:
     async with bridge(ScriptedTransport(RuntimeError("x"))) as b:
-        sent = await Desk().send(b.url)
+        sent = await Session().send(b.url)
     assert sent.code == 1
     assert "failed: something went wrong" in sent.err
 
 
-async def test_as_json_each_event_is_a_line_and_nothing_else_is_printed(
+async def test_with_json_each_event_is_a_line_and_nothing_else_is_printed(
     bridge: StartBridge,
 ) -> None:
     transport = ScriptedTransport(ToolProgress("terminal", "start", "ls"), Completed("x"))
     async with bridge(transport) as b:
-        sent = await Desk(raw=True).send(b.url)
+        sent = await Session(raw=True).send(b.url)
     assert sent.code == 0
     events = [json.loads(line) for line in sent.out.splitlines()]
     assert events[-1]["statusUpdate"]["status"]["state"] == "TASK_STATE_COMPLETED"
@@ -185,7 +185,7 @@ async def test_as_json_each_event_is_a_line_and_nothing_else_is_printed(
     ("terminal", "shown"),
     [(True, "a\\x1b]52;c;eA==\\x07\n\tü"), (False, "a\x1b]52;c;eA==\x07\n\tü")],
 )
-def test_a_reply_does_not_steer_the_terminal_and_is_itself_in_a_pipe(
+def test_control_characters_of_a_reply_are_escaped_at_a_terminal_and_kept_in_a_pipe(
     terminal: bool, shown: str
 ) -> None:
     class Out(io.StringIO):
@@ -199,38 +199,36 @@ def test_a_reply_does_not_steer_the_terminal_and_is_itself_in_a_pipe(
     assert out.getvalue() == shown
 
 
-async def test_what_a_terminal_would_obey_is_shown_and_not_done(bridge: StartBridge) -> None:
+async def test_control_characters_in_progress_are_escaped(bridge: StartBridge) -> None:
     transport = ScriptedTransport(
         ToolProgress("terminal", "start", "rm -rf /\x1b[2K\recho \u202e"), Completed("x")
     )
     async with bridge(transport) as b:
-        sent = await Desk().send(b.url)
+        sent = await Session().send(b.url)
     assert "· terminal: rm -rf /\\x1b[2K\\recho \\u202e\n" in sent.err
 
 
 async def test_a_refused_token_says_how_to_pass_one(bridge: StartBridge) -> None:
     async with bridge(ScriptedTransport(), PEER_TOKENS="a:0123456789abcdef") as b:
         with pytest.raises(StartError, match=r"401.*--token"):
-            await Desk().send(b.url)
+            await Session().send(b.url)
 
 
-async def test_a_message_that_is_too_large_is_told_so(bridge: StartBridge) -> None:
+async def test_a_message_that_is_too_large_is_explained(bridge: StartBridge) -> None:
     async with bridge(ScriptedTransport(), MAX_BODY=1024) as b:
         with pytest.raises(StartError, match=r"413 .*send a shorter message"):
-            await Desk().send(b.url, "x" * 2000)
+            await Session().send(b.url, "x" * 2000)
 
 
 # Files.
 
 
-async def test_files_that_come_are_kept_under_safe_names(
-    bridge: StartBridge, tmp_path: Path
-) -> None:
+async def test_files_are_saved_under_safe_names(bridge: StartBridge, tmp_path: Path) -> None:
     names = ["a.txt", "a.txt", "../../x", "/etc/passwd", "", "..\\b.txt", ".bashrc", "a\x1b\n.txt"]
     files = [FileProduced(name, "text/plain", b"from " + name.encode()) for name in names]
     folder = tmp_path / "deep" / "below"
     async with bridge(ScriptedTransport(*files, TextDelta("here"), Completed("here"))) as b:
-        sent = await Desk(save=folder).send(b.url)
+        sent = await Session(save=folder).send(b.url)
     assert sent.code == 0
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
         "a.txt": b"from a.txt",
@@ -247,7 +245,7 @@ async def test_files_that_come_are_kept_under_safe_names(
     assert sent.out == "here\n"
 
 
-async def test_a_file_that_exists_is_never_written_over(tmp_path: Path) -> None:
+async def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("mine")
     (tmp_path / "b.txt").symlink_to(tmp_path / "elsewhere")
     folder = SaveFolder(tmp_path)
@@ -266,37 +264,37 @@ def test_any_name_becomes_a_plain_file_name(name: str) -> None:
     assert not set(safe) & set("/\\")
 
 
-async def test_without_a_folder_a_file_is_told_of(bridge: StartBridge) -> None:
+async def test_without_a_folder_a_file_is_only_announced(bridge: StartBridge) -> None:
     transport = ScriptedTransport(
         FileProduced("a.bin", "application/x", b"x" * 2048, caption="the result"),
         FileProduced("b.png", "image/png", url="http://127.0.0.1:9/b.png"),
         Completed("done"),
     )
     async with bridge(transport) as b:
-        sent = await Desk().send(b.url)
+        sent = await Session().send(b.url)
     assert (
         "· file: a.bin (application/x, 2.0 KiB); use --save DIR to keep it — the result\n"
         "· file: b.png (image/png) at http://127.0.0.1:9/b.png\n"
     ) in sent.err
 
 
-async def test_as_json_files_are_kept_too(bridge: StartBridge, tmp_path: Path) -> None:
+async def test_with_json_files_are_saved_too(bridge: StartBridge, tmp_path: Path) -> None:
     transport = ScriptedTransport(FileProduced("a", "x/y", b"1"), Completed("done"))
     async with bridge(transport) as b:
-        sent = await Desk(save=tmp_path / "d", raw=True).send(b.url)
+        sent = await Session(save=tmp_path / "d", raw=True).send(b.url)
     assert (tmp_path / "d" / "a").read_bytes() == b"1"
-    assert sent.err == f"· file: a (x/y, 1 bytes) saved to {tmp_path}/d/a\n"
+    assert sent.err == f"· file: a (x/y, 1 byte) saved to {tmp_path}/d/a\n"
     assert all(json.loads(line) for line in sent.out.splitlines())
 
 
-async def test_a_file_that_cannot_be_kept_is_told_and_exits_1(
+async def test_a_file_that_cannot_be_saved_is_reported_and_exits_1(
     bridge: StartBridge, tmp_path: Path
 ) -> None:
     transport = ScriptedTransport(FileProduced("a", "x/y", b"1"), Completed("done"))
-    desk = Desk(save=tmp_path / "d")
+    session = Session(save=tmp_path / "d")
     (tmp_path / "d").rmdir()
     async with bridge(transport) as b:
-        sent = await desk.send(b.url)
+        sent = await session.send(b.url)
     assert sent.code == 1
     assert "could not be saved completely: No such file or directory" in sent.err
     assert "done" in sent.out
@@ -338,18 +336,18 @@ def test_a_file_that_cannot_be_sent_is_one_line_and_exits_2_before_anything_is_s
     ):
         nobody = f"http://127.0.0.1:{free_port()}"
         assert main(["send", "hi", "--file", str(path), "--url", nobody]) == 2
-        told = capsys.readouterr().err
-        assert told.count("\n") == 1
-        assert f"{path}: {why}" in told
+        output = capsys.readouterr().err
+        assert output.count("\n") == 1
+        assert f"{path}: {why}" in output
 
 
-def test_a_file_of_just_the_largest_size_can_be_sent(tmp_path: Path) -> None:
+def test_a_file_of_exactly_the_maximum_size_can_be_sent(tmp_path: Path) -> None:
     with (tmp_path / "large").open("wb") as large:
         large.truncate(MAX_FILE)
     assert len(file_part(tmp_path / "large").raw) == MAX_FILE
 
 
-def test_a_file_name_that_is_not_utf8_is_sent_as_far_as_it_can_be_read(tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_utf8_is_sent_with_replacement_characters(tmp_path: Path) -> None:
     path = tmp_path / "caf\udce9.txt"
     path.write_text("x")
     assert file_part(path).filename == "caf\N{REPLACEMENT CHARACTER}.txt"
@@ -358,7 +356,7 @@ def test_a_file_name_that_is_not_utf8_is_sent_as_far_as_it_can_be_read(tmp_path:
 @pytest.mark.parametrize(
     "arguments", [[], ["--save", "x"], ["yes", "--task", "t", "--file", __file__]]
 )
-def test_what_makes_no_sense_is_one_line_and_exits_2(
+def test_contradictory_arguments_are_one_line_and_exit_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["send", *arguments]) == 2
@@ -390,26 +388,26 @@ async def test_without_a_terminal_a_question_ends_the_command_and_can_be_answere
     assert "· answered: once\n" in answered.stderr
 
 
-async def test_an_answer_from_elsewhere_that_is_refused_shows_why_and_the_question(
+async def test_a_later_answer_that_is_refused_shows_why_and_the_question(
     bridge: StartBridge,
 ) -> None:
     transport = ScriptedTransport(CLARIFY, Answered(), Completed("done"))
     async with bridge(transport) as b:
-        sent = await Desk().send(b.url)
+        sent = await Session().send(b.url)
         task = await the_task(b.url)
         assert f"send --task {task.id} ANSWER\n" in sent.err
-        again = await Desk().send(b.url, " ", "", task.id)
+        again = await Session().send(b.url, " ", "", task.id)
         assert again.code == 1
         assert "? the message holds no answer; answer in words\n" in again.err
         assert "which colour?" in again.err
-        assert (await Desk().send(b.url, "red", "", task.id)).code == 0
+        assert (await Session().send(b.url, "red", "", task.id)).code == 0
     assert transport.answers == [("q2", "Red")]
 
 
-async def test_as_json_a_question_ends_the_command(bridge: StartBridge) -> None:
+async def test_with_json_a_question_ends_the_command(bridge: StartBridge) -> None:
     transport = ScriptedTransport(APPROVAL, Answered(), Completed("done"))
     async with bridge(transport, DRAIN_TIMEOUT=0) as b:
-        sent = await Desk(raw=True).send(b.url)
+        sent = await Session(raw=True).send(b.url)
     assert sent.code == 1
     last = json.loads(sent.out.splitlines()[-1])
     assert last["statusUpdate"]["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
@@ -427,7 +425,7 @@ async def test_an_answer_to_an_unknown_task_is_one_line_and_exits_1(
     assert "Traceback" not in ended.stderr
 
 
-async def test_a_question_is_asked_at_the_prompt_until_its_answer_is_taken(
+async def test_a_question_is_asked_at_the_prompt_until_an_answer_is_accepted(
     bridge: StartBridge,
 ) -> None:
     transport = ScriptedTransport(
@@ -464,10 +462,10 @@ async def test_the_end_of_input_leaves_the_question_open(bridge: StartBridge) ->
         task = await the_task(b.url)
         assert f"\ntask {task.id} waits for an answer: molecule-hermes send" in terminal.seen
         assert state(task) == "INPUT_REQUIRED"
-        assert (await Desk().send(b.url, "no", "", task.id)).code == 0
+        assert (await Session().send(b.url, "no", "", task.id)).code == 0
 
 
-async def test_what_was_typed_before_the_question_is_not_its_answer(bridge: StartBridge) -> None:
+async def test_keys_pressed_before_the_question_do_not_answer_it(bridge: StartBridge) -> None:
     go = asyncio.Event()
     transport = ScriptedTransport(TextDelta("Wait."), go, APPROVAL, Answered(), Completed("Wait."))
     async with bridge(transport) as b, AtTerminal("send", "go", "--url", b.url) as terminal:
@@ -481,7 +479,7 @@ async def test_what_was_typed_before_the_question_is_not_its_answer(bridge: Star
     assert transport.answers == [("q1", "deny")]
 
 
-async def test_a_question_that_expires_takes_its_prompt_away(bridge: StartBridge) -> None:
+async def test_the_prompt_ends_when_the_question_expires(bridge: StartBridge) -> None:
     transport = ScriptedTransport(
         APPROVAL, Answered(), TextDelta("Went on."), Completed("Went on.")
     )
@@ -495,7 +493,7 @@ async def test_a_question_that_expires_takes_its_prompt_away(bridge: StartBridge
     assert transport.answers == [("q1", "deny")]
 
 
-async def test_a_bridge_that_goes_away_takes_the_prompt_away(bridge: StartBridge) -> None:
+async def test_the_prompt_ends_when_the_bridge_goes_away(bridge: StartBridge) -> None:
     async with (
         bridge(ScriptedTransport(APPROVAL, Answered()), DRAIN_TIMEOUT=0) as b,
         proxy_to(b.url) as proxy,
@@ -507,7 +505,7 @@ async def test_a_bridge_that_goes_away_takes_the_prompt_away(bridge: StartBridge
     assert "molecule-hermes: the connection to the agent was lost" in terminal.seen
 
 
-async def test_who_sees_nothing_for_two_seconds_is_told_that_it_goes_on(
+async def test_after_two_seconds_without_output_a_terminal_shows_that_it_waits(
     bridge: StartBridge,
 ) -> None:
     go = asyncio.Event()
@@ -566,7 +564,7 @@ async def test_a_second_ctrl_c_leaves_at_once(bridge: StartBridge) -> None:
     assert state(task) == "WORKING"
 
 
-async def test_ctrl_c_before_there_is_a_task_cancels_it_when_there_is_one(
+async def test_ctrl_c_before_the_task_exists_cancels_it_once_it_does(
     bridge: StartBridge,
 ) -> None:
     transport = ScriptedTransport(asyncio.Event(), Completed("never"))
@@ -583,7 +581,7 @@ async def test_ctrl_c_before_there_is_a_task_cancels_it_when_there_is_one(
     assert "\ncanceled\n" in terminal.seen
 
 
-async def test_ctrl_c_while_nobody_answers_leaves(agent: FakeAgent) -> None:
+async def test_ctrl_c_while_the_agent_does_not_answer_leaves(agent: FakeAgent) -> None:
     agent.answer_waits = True
     async with AtTerminal("send", "go", "--url", agent.url) as terminal:
         await until(lambda: agent.parts)
@@ -605,10 +603,10 @@ async def test_ctrl_c_before_anything_is_sent_just_leaves(agent: FakeAgent) -> N
 
 async def test_an_interrupt_without_a_terminal_cancels_too(bridge: StartBridge) -> None:
     transport = ScriptedTransport(TextDelta("So far"), asyncio.Event(), Completed("never"))
-    desk = Desk()
+    session = Session()
     async with bridge(transport) as b, asyncio.TaskGroup() as group:
-        sending = group.create_task(desk.send(b.url))
-        await until(desk.out.getvalue)
+        sending = group.create_task(session.send(b.url))
+        await until(session.out.getvalue)
         signal.raise_signal(signal.SIGINT)
         sent = await sending
         task = await the_task(b.url)
@@ -634,7 +632,7 @@ async def test_a_bridge_that_is_killed_is_one_clear_line(bridge: StartBridge) ->
     assert "Traceback" not in sent.stderr
 
 
-async def test_when_the_line_breaks_the_rest_is_asked_for_and_nothing_is_shown_twice(
+async def test_after_a_lost_connection_the_rest_is_shown_and_nothing_twice(
     bridge: StartBridge, tmp_path: Path
 ) -> None:
     go = asyncio.Event()
@@ -648,12 +646,12 @@ async def test_when_the_line_breaks_the_rest_is_asked_for_and_nothing_is_shown_t
         TextDelta(", so good."),
         Completed("So far, so good."),
     )
-    desk = Desk(save=tmp_path / "d")
+    session = Session(save=tmp_path / "d")
     async with bridge(transport) as b, proxy_to(b.url) as proxy, asyncio.TaskGroup() as group:
-        sending = group.create_task(desk.send(proxy.url))
-        await until(lambda: "terminal done" in desk.err.getvalue())
+        sending = group.create_task(session.send(proxy.url))
+        await until(lambda: "terminal done" in session.err.getvalue())
         proxy.cut()
-        await until(lambda: "connection was lost" in desk.err.getvalue())
+        await until(lambda: "connection was lost" in session.err.getvalue())
         go.set()
         sent = await sending
     assert sent.code == 0
@@ -662,17 +660,17 @@ async def test_when_the_line_breaks_the_rest_is_asked_for_and_nothing_is_shown_t
     assert sorted(path.name for path in (tmp_path / "d").iterdir()) == ["a", "b"]
 
 
-async def test_when_the_task_ended_meanwhile_its_end_is_shown(bridge: StartBridge) -> None:
+async def test_after_a_lost_connection_an_ended_task_is_shown(bridge: StartBridge) -> None:
     go = asyncio.Event()
     transport = ScriptedTransport(TextDelta("So far"), go, Completed("Better."))
-    desk = Desk()
+    session = Session()
 
     async def completed() -> bool:
         return state(await the_task(b.url)) == "COMPLETED"
 
     async with bridge(transport) as b, proxy_to(b.url) as proxy, asyncio.TaskGroup() as group:
-        sending = group.create_task(desk.send(proxy.url))
-        await until(desk.out.getvalue)
+        sending = group.create_task(session.send(proxy.url))
+        await until(session.out.getvalue)
         proxy.passes.clear()
         proxy.cut()
         go.set()
@@ -683,24 +681,24 @@ async def test_when_the_task_ended_meanwhile_its_end_is_shown(bridge: StartBridg
     assert sent.out == "So far\nBetter.\n"
 
 
-async def test_an_agent_that_answers_with_a_message_is_shown(agent: FakeAgent) -> None:
-    sent = await Desk().send(agent.url)
+async def test_a_reply_that_is_a_message_is_shown(agent: FakeAgent) -> None:
+    sent = await Session().send(agent.url)
     assert (sent.code, sent.out, sent.err) == (0, "seen\n", "")
 
 
-async def test_an_agent_that_does_not_stream_is_shown_at_its_end(agent: FakeAgent) -> None:
+async def test_the_reply_of_an_agent_without_streaming_is_shown(agent: FakeAgent) -> None:
     artifacts = [{"artifactId": "1", "parts": [{"text": "a"}]}]
     artifacts += [{"artifactId": "2", "parts": [{"text": "b"}]}]
     status = {"state": "TASK_STATE_COMPLETED"}
     task = {"id": "t", "contextId": "c", "status": status, "artifacts": artifacts}
     agent.answers = [[{"task": task}]]
-    sent = await Desk().send(agent.url)
+    sent = await Session().send(agent.url)
     assert (sent.code, sent.out) == (0, "a\nb\n")
 
 
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize("result", [{"message": 7}, {"task": {"status": {"state": {}}}}, [], {}])
-async def test_an_answer_that_cannot_be_read_is_one_line_and_exits_1(
+async def test_a_malformed_response_is_one_line_and_exits_1(
     agent: FakeAgent, result: Any, streams: bool
 ) -> None:
     agent.streams = streams
@@ -710,7 +708,7 @@ async def test_an_answer_that_cannot_be_read_is_one_line_and_exits_1(
     assert "Traceback" not in ended.stderr
 
 
-async def test_an_agent_that_asks_in_its_own_way_is_answered_in_text(agent: FakeAgent) -> None:
+async def test_a_question_without_our_metadata_is_answered_as_text(agent: FakeAgent) -> None:
     ids = {"taskId": "t", "contextId": "c"}
     question = {"messageId": "m", "role": "ROLE_AGENT", "parts": [{"text": "which colour?"}]}
     asks = {"state": "TASK_STATE_INPUT_REQUIRED", "message": question}

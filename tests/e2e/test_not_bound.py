@@ -150,9 +150,9 @@ async def test_up_does_not_start_without_the_plugin_and_says_why(
 ) -> None:
     environ = environment(tmp_path)
     cause, remedy = CAUSES[sabotage]
-    told = await _command(sys.executable, environ, "up", *sabotage(environ))
-    assert cause in told
-    assert remedy in told
+    output = await _command(sys.executable, environ, "up", *sabotage(environ))
+    assert cause in output
+    assert remedy in output
 
 
 async def test_enabling_the_plugin_in_an_existing_hermes_can_be_repeated(tmp_path: Path) -> None:
@@ -197,8 +197,8 @@ async def test_a_state_that_a_killed_hermes_left_does_not_hide_the_cause(tmp_pat
     async with up(environ) as stack:
         stack.process.kill()
         await stack.process.wait()
-    told = await _command(sys.executable, environ | {"HERMES_SAFE_MODE": "1"}, "up")
-    assert "HERMES_SAFE_MODE is set" in told
+    output = await _command(sys.executable, environ | {"HERMES_SAFE_MODE": "1"}, "up")
+    assert "HERMES_SAFE_MODE is set" in output
 
 
 async def test_without_an_api_to_ask_the_cause_is_reported_after_the_timeout(
@@ -209,5 +209,5 @@ async def test_without_an_api_to_ask_the_cause_is_reported_after_the_timeout(
     home = HermesHome(Settings.from_env(environ).home)
     home.create()
     home.set_model(demo_choice("http://127.0.0.1:9/v1").block)
-    told = await _command(sys.executable, environ, "up", "--keep-config")
-    assert CAUSES[not_enabled][0] in told
+    output = await _command(sys.executable, environ, "up", "--keep-config")
+    assert CAUSES[not_enabled][0] in output

@@ -91,10 +91,10 @@ async def test_two_tasks_of_a_context_are_one_conversation(stack: Stack) -> None
 
 async def test_two_peers_with_one_context_id_do_not_see_each_other(stack: Stack) -> None:
     async with peer(stack.url, token=ALICE) as alice, peer(stack.url, token=BOB) as bob:
-        told = await ask(alice, "my secret is xylophone", "shared-context")
+        secret = await ask(alice, "my secret is xylophone", "shared-context")
         asked = await ask(bob, "what did I say?", "shared-context")
         with pytest.raises(TaskNotFoundError):
-            await bob.get_task(GetTaskRequest(id=told.task_id))
+            await bob.get_task(GetTaskRequest(id=secret.task_id))
         mine = await bob.list_tasks(ListTasksRequest(context_id="shared-context"))
     assert asked.states[-1] == "COMPLETED"
     assert "xylophone" not in asked.text
@@ -160,7 +160,7 @@ async def test_a_slash_command_is_only_text(stack: Stack) -> None:
             assert f"You said: {text}" in turn.text
 
 
-async def test_the_card_and_the_terminal_say_demo_model(stack: Stack) -> None:
+async def test_the_card_and_the_terminal_name_the_demo_model(stack: Stack) -> None:
     async with httpx.AsyncClient() as http:
         card = (await http.get(stack.url + "/.well-known/agent-card.json")).json()
     assert "demo model" in card["description"]

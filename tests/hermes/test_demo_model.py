@@ -29,7 +29,7 @@ def content(response: httpx.Response) -> str:
     return str(response.json()["choices"][0]["message"]["content"])
 
 
-async def test_it_says_that_it_is_a_demo_and_repeats(http: httpx.AsyncClient) -> None:
+async def test_it_says_that_it_is_a_demo_and_repeats_the_message(http: httpx.AsyncClient) -> None:
     text = content(await say(http, "earlier words", "hello"))
     assert "Demo model" in text
     assert "not a real one" in text
@@ -38,7 +38,7 @@ async def test_it_says_that_it_is_a_demo_and_repeats(http: httpx.AsyncClient) ->
     assert (await http.get("/models")).json()["data"][0]["id"] == DEMO_MODEL
 
 
-async def test_streamed_and_whole_are_the_same_text(http: httpx.AsyncClient) -> None:
+async def test_a_streamed_answer_has_the_same_text_as_a_plain_one(http: httpx.AsyncClient) -> None:
     whole = content(await say(http, "hello  there\nyou"))
     streamed = await say(http, "hello  there\nyou", stream=True)
     chunks = [json.loads(x[6:]) for x in streamed.text.splitlines() if x.startswith("data: {")]
@@ -58,11 +58,11 @@ async def test_it_calls_a_tool_when_asked_and_reports_the_result(http: httpx.Asy
         {"role": "user", "content": "demo:run echo hi"},
         {"role": "tool", "content": "the result"},
     ]
-    told = await http.post("/chat/completions", json={"messages": messages})
-    assert content(told) == "The tool answered: the result"
+    answer = await http.post("/chat/completions", json={"messages": messages})
+    assert content(answer) == "The tool answered: the result"
 
 
-async def test_it_tells_the_images_it_sees(http: httpx.AsyncClient) -> None:
+async def test_it_lists_the_images_in_the_message(http: httpx.AsyncClient) -> None:
     def image(url: str) -> dict[str, Any]:
         return {"type": "image_url", "image_url": {"url": url}}
 
@@ -73,13 +73,13 @@ async def test_it_tells_the_images_it_sees(http: httpx.AsyncClient) -> None:
         image("data:image/gif;base64,?"),
     ]
     messages = [{"role": "user", "content": shown}]
-    told = content(await http.post("/chat/completions", json={"messages": messages}))
-    assert told.endswith(
+    answer = content(await http.post("/chat/completions", json={"messages": messages}))
+    assert answer.endswith(
         "You said: look\nI see 3 images: image/png, 3 bytes; an address; image/gif, 0 bytes"
     )
 
 
-async def test_it_reads_the_file_that_came_along(http: httpx.AsyncClient) -> None:
+async def test_it_reads_the_attached_file(http: httpx.AsyncClient) -> None:
     note = "[The user sent a document: 'a b.pdf'. It is saved at: /x/1_a b.pdf. Its text is not…]"
     asked = (await say(http, f"{note}\n\ndemo:read")).json()["choices"][0]
     call = asked["message"]["tool_calls"][0]["function"]
@@ -87,21 +87,21 @@ async def test_it_reads_the_file_that_came_along(http: httpx.AsyncClient) -> Non
     assert "You said: [file: a b.pdf]\n\nhi" in content(await say(http, f"{note}\n\nhi"))
 
 
-async def test_it_writes_a_file_and_hands_it_over(http: httpx.AsyncClient, tmp_path: Path) -> None:
+async def test_it_writes_a_file_and_delivers_it(http: httpx.AsyncClient, tmp_path: Path) -> None:
     asked = "demo:file=../it's.txt it's $HOME; 42"
     call = (await say(http, asked)).json()["choices"][0]["message"]["tool_calls"][0]["function"]
     command = json.loads(call["arguments"])["command"]
     run = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, check=True)
     made = tmp_path / "it's.txt"
     assert made.read_text() == "it's $HOME; 42"
-    for answered, told in {
+    for answered, answer in {
         json.dumps({"output": run.stdout.decode(), "exit_code": 0}): f"MEDIA:{made}",
         "no": "The file was not written: no",
         '{"output": ""}': 'The file was not written: {"output": ""}',
     }.items():
         messages = [{"role": "user", "content": asked}, {"role": "tool", "content": answered}]
         reply = content(await http.post("/chat/completions", json={"messages": messages}))
-        assert reply.endswith(told)
+        assert reply.endswith(answer)
 
 
 @pytest.mark.parametrize(
@@ -116,19 +116,19 @@ async def test_it_fails_as_a_provider_would(
     assert failed.json()["error"]["message"]
 
 
-async def test_it_can_be_empty_silent_and_long(http: httpx.AsyncClient) -> None:
+async def test_its_answer_can_be_empty_silent_or_long(http: httpx.AsyncClient) -> None:
     assert content(await say(http, "demo:empty")) == ""
     assert content(await say(http, "demo:silent")) == "[SILENT]"
     assert len(content(await say(http, "demo:words=50")).split()) == 50
 
 
-async def test_it_can_break_off(http: httpx.AsyncClient) -> None:
+async def test_it_can_close_the_connection_in_the_middle(http: httpx.AsyncClient) -> None:
     with pytest.raises(httpx.RemoteProtocolError):
         await say(http, "demo:break now", stream=True)
 
 
 @pytest.mark.parametrize("body", ["", "{", "[]", "{}", '{"messages": 1}', '{"messages": []}'])
-async def test_junk_is_a_bad_request(http: httpx.AsyncClient, body: str) -> None:
+async def test_a_malformed_request_is_refused(http: httpx.AsyncClient, body: str) -> None:
     headers = {"Content-Type": "application/json"}
     answered = await http.post("/chat/completions", content=body, headers=headers)
     assert answered.status_code == 400
@@ -148,7 +148,7 @@ async def test_any_messages_are_answered_or_refused(messages: list[Any]) -> None
     assert answered.status_code in (200, 400)
 
 
-async def test_a_turn_that_is_canceled_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_canceled_turn_is_not_an_error(caplog: pytest.LogCaptureFixture) -> None:
     body = {"messages": [{"role": "user", "content": "demo:slow=0.01 " * 20}], "stream": True}
     async with (
         demo_model() as url,

@@ -38,7 +38,9 @@ def cause(home: HermesHome, state: Mapping[str, Any] | None, **environ: str) -> 
     return diagnose(hermes, state).cause
 
 
-def test_a_load_error_of_an_earlier_life_hides_no_cause_of_this_one(home: HermesHome) -> None:
+def test_a_load_error_of_an_earlier_process_does_not_hide_the_current_cause(
+    home: HermesHome,
+) -> None:
     (home.path / "gateway.log").write_text(LOAD_ERROR)
     assert cause(home, {}) == "load_error"
     assert cause(home, FATAL) == "port_taken"
@@ -46,7 +48,7 @@ def test_a_load_error_of_an_earlier_life_hides_no_cause_of_this_one(home: Hermes
     assert cause(home, {}) == "no_stanza"
 
 
-def test_a_hermes_that_does_not_run_is_told(
+def test_a_hermes_that_is_not_running_is_a_cause(
     home: HermesHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home.path / "gateway.log").write_text(LOAD_ERROR)
@@ -54,25 +56,25 @@ def test_a_hermes_that_does_not_run_is_told(
     assert cause(home, None) == "not_running"
 
 
-def test_hermess_own_env_file_counts(home: HermesHome) -> None:
+def test_hermes_own_env_file_counts(home: HermesHome) -> None:
     home.merge_env({"HERMES_SAFE_MODE": "1"})
     assert cause(home, {}) == "safe_mode"
 
 
-def test_a_platform_that_the_environment_switches_off_has_no_stanza(home: HermesHome) -> None:
+def test_a_platform_that_the_environment_disables_has_no_stanza(home: HermesHome) -> None:
     home.config_file.write_text("plugins: {enabled: [molecule-a2a]}\n")
     port = {"MOLECULE_A2A_PLATFORM_PORT": "8645"}
     assert cause(home, {}, **port) == "unknown"
     assert cause(home, {}, MOLECULE_A2A_PLATFORM_ENABLED="false", **port) == "no_stanza"
 
 
-def test_another_port_than_the_bridge_looks_at_is_told(home: HermesHome) -> None:
+def test_a_plugin_on_another_port_than_the_bridge_expects_is_a_cause(home: HermesHome) -> None:
     home.merge_config({"platforms": {"molecule_a2a": {"extra": {"port": 9999}}}})
     assert cause(home, CONNECTED) == "elsewhere"
 
 
 @pytest.mark.parametrize(("hours", "known"), [(0, True), (-10_000, False)])
-async def test_what_an_earlier_life_of_hermes_left_is_not_believed(hours: int, known: bool) -> None:
+async def test_a_state_that_an_earlier_process_left_is_ignored(hours: int, known: bool) -> None:
     """After kill -9 its file says `connected` for ever."""
     state = {**CONNECTED, "updated_at": (datetime.now(UTC) + timedelta(hours=hours)).isoformat()}
 
@@ -83,5 +85,5 @@ async def test_what_an_earlier_life_of_hermes_left_is_not_believed(hours: int, k
     app = web.Application()
     app.router.add_get("/health/detailed", detailed)
     async with serve(app) as url:
-        told = await platform_state(f"{url}/v1", "key")
-    assert told == (state if known else {}), json.dumps(told)
+        reported = await platform_state(f"{url}/v1", "key")
+    assert reported == (state if known else {}), json.dumps(reported)

@@ -45,7 +45,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_merge_keeps_comments_and_foreign_keys(home: HermesHome) -> None:
+def test_a_merge_keeps_comments_and_other_keys(home: HermesHome) -> None:
     home.config_file.write_text(EXISTING)
     home.merge_config(
         {"gateway": {"api_server": {"max_concurrent_runs": 3}}},
@@ -67,13 +67,13 @@ def test_a_merge_that_changes_nothing_does_not_touch_the_file(home: HermesHome) 
     assert home.config_file.stat().st_ino == before
 
 
-def test_words_that_older_yaml_takes_for_booleans_stay_words(home: HermesHome) -> None:
+def test_words_that_yaml_1_1_reads_as_booleans_stay_words(home: HermesHome) -> None:
     home.merge_config({"a": {"b": "off", "c": "On"}, "d": False})
     read = pyyaml.safe_load(home.config_file.read_text())
     assert read == {"a": {"b": "off", "c": "On"}, "d": False}
 
 
-def test_a_list_takes_a_name_once_and_keeps_its_comments(home: HermesHome) -> None:
+def test_a_name_is_added_to_a_list_once_and_comments_stay(home: HermesHome) -> None:
     home.config_file.write_text("plugins:\n  enabled:\n  - mine  # of old\n")
     for _ in range(2):
         home.change_list(("plugins", "enabled"), add="ours")
@@ -84,7 +84,9 @@ def test_a_list_takes_a_name_once_and_keeps_its_comments(home: HermesHome) -> No
     assert home.read_config()["plugins"] == {"enabled": ["ours"]}
 
 
-def test_configuring_twice_is_configuring_once(home: HermesHome, tmp_path: Path) -> None:
+def test_configuring_twice_has_the_effect_of_configuring_once(
+    home: HermesHome, tmp_path: Path
+) -> None:
     settings = Settings.from_env({"MOLECULE_HERMES_STATE_DIR": str(tmp_path)})
     home.env_file.write_text("# mine\nFOO=bar\nexport API_SERVER_PORT=1\n")
     configure(home, settings, demo_choice("http://127.0.0.1:1/v1"))
@@ -96,7 +98,7 @@ def test_configuring_twice_is_configuring_once(home: HermesHome, tmp_path: Path)
     assert mode(home.env_file) == mode(home.config_file) == 0o600
 
 
-def test_a_model_that_we_did_not_write_is_foreign(home: HermesHome) -> None:
+def test_a_model_that_the_user_wrote_is_recognised(home: HermesHome) -> None:
     assert home.foreign_model() is None
     home.set_model(demo_choice("http://127.0.0.1:1/v1").block)
     assert home.foreign_model() is None
@@ -106,14 +108,14 @@ def test_a_model_that_we_did_not_write_is_foreign(home: HermesHome) -> None:
     assert home.foreign_model() == {"default": "plain-name"}
 
 
-def test_a_new_model_leaves_nothing_of_the_old_one(home: HermesHome) -> None:
+def test_a_new_model_replaces_the_whole_block(home: HermesHome) -> None:
     home.set_model(demo_choice("http://127.0.0.1:1/v1").block)
     home.set_model({"default": "m", "provider": "openrouter"})
     assert home.read_config()["model"] == {"default": "m", "provider": "openrouter"}
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 1\n- 2\n", "just text", "a: 1\n\t- b"])
-def test_a_broken_config_is_named_and_left_alone(home: HermesHome, text: str) -> None:
+def test_a_broken_config_is_reported_and_not_changed(home: HermesHome, text: str) -> None:
     home.config_file.write_text(text)
     with pytest.raises(StartError, match=r"config\.yaml"):
         home.merge_config({"a": 1})
@@ -139,7 +141,7 @@ _values = st.text(string.ascii_letters + string.digits, min_size=1, max_size=8)
     st.lists(st.one_of(st.text(string.printable), st.builds("{}={}".format, _names, _values))),
     st.dictionaries(_names, _values),
 )
-def test_any_env_file_takes_new_values_and_keeps_the_rest(
+def test_any_env_file_accepts_new_values_and_keeps_the_rest(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str], values: dict[str, str]
 ) -> None:
     home = HermesHome(tmp_path_factory.mktemp("home"))
@@ -165,7 +167,7 @@ def test_a_file_is_replaced_in_one_step_or_not_at_all(
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_linked_file_stays_a_link(tmp_path: Path) -> None:
+def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     write_atomically(tmp_path / "link", "new")
@@ -173,14 +175,14 @@ def test_a_linked_file_stays_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "real").read_text() == "new"
 
 
-def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StartError, match="HERMES_HOME"):
         HermesHome(tmp_path / "file" / "hermes").create()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x"}', '{"pid": 999999999}'])
-def test_a_stale_pid_file_is_no_running_gateway(home: HermesHome, text: str) -> None:
+def test_a_stale_pid_file_does_not_count_as_a_running_gateway(home: HermesHome, text: str) -> None:
     (home.path / "gateway.pid").write_text(text)
     assert home.running_gateway() is None
 
@@ -226,7 +228,7 @@ def test_a_value_that_dotenv_would_expand_is_refused_by_its_name(home: HermesHom
         home.merge_env({"API_SERVER_KEY": "a${HOME}b"})
 
 
-def test_a_merge_keeps_the_quotes_of_others(home: HermesHome) -> None:
+def test_a_merge_keeps_quotes(home: HermesHome) -> None:
     """Hermes reads YAML 1.1, where a bare `on` is true and 12:30:00 a number."""
     text = 'mine: "on"\nalso: \'off\'\nat: "12:30:00"\n'
     home.config_file.write_text(text)
@@ -248,7 +250,7 @@ def test_a_merge_keeps_a_file_of_comments_only(home: HermesHome, text: str) -> N
     assert "a:\n  b: 1\n" in written
 
 
-def test_its_own_process_is_never_the_gateway_that_runs(
+def test_its_own_process_is_never_taken_for_the_gateway(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A killed container's gateway.pid, read by the process that got its number in the next."""
@@ -257,7 +259,7 @@ def test_its_own_process_is_never_the_gateway_that_runs(
     assert HermesHome(tmp_path).running_gateway() is None
 
 
-def test_only_one_bridge_at_a_time_holds_a_folder(home: HermesHome) -> None:
+def test_only_one_bridge_at_a_time_can_use_a_folder(home: HermesHome) -> None:
     with home.held(), pytest.raises(StartError, match="another molecule-hermes"), home.held():
         pass
     with home.held():

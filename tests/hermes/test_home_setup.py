@@ -9,7 +9,7 @@ from molecule_hermes.errors import StartError
 from molecule_hermes.hermes.home_setup import api_address
 
 
-def test_a_hermes_elsewhere_is_not_ours_to_start() -> None:
+def test_up_refuses_an_api_address_on_another_machine() -> None:
     remote = Settings.from_env({"HERMES_API_BASE": "http://10.0.0.1:8642/v1"})
     with pytest.raises(StartError, match="serve"):
         api_address(remote)

@@ -111,7 +111,9 @@ async def test_a_death_is_reported_and_it_is_restarted(tmp_path: Path) -> None:
     assert reported == ["Hermes ended with code -9; restarting it in 1 s"]
 
 
-async def test_dying_again_and_again_gives_up_with_the_last_lines(tmp_path: Path) -> None:
+async def test_repeated_deaths_before_it_is_ready_end_with_the_last_lines_of_the_log(
+    tmp_path: Path,
+) -> None:
     async with gateway(tmp_path, DIES, max_restarts=1) as running, asyncio.timeout(10):
         with pytest.raises(StartError, match="2 times") as caught:
             await running.failed()

@@ -17,7 +17,7 @@ def choose(**environ: str) -> ModelChoice | None:
     return choose_model(Settings.from_env(environ), environ)
 
 
-def test_without_any_key_there_is_no_choice_but_the_demo() -> None:
+def test_without_a_key_the_demo_model_is_used() -> None:
     assert choose() is None
     demo = demo_choice("http://127.0.0.1:1/v1")
     assert demo.is_demo
@@ -40,7 +40,7 @@ def test_no_variable_belongs_to_two_providers() -> None:
     assert len(variables) == len(set(variables))
 
 
-def test_openai_alone_means_chat_completions() -> None:
+def test_a_key_of_openai_alone_selects_chat_completions() -> None:
     choice = choose(OPENAI_API_KEY="k")
     assert choice is not None
     assert choice.block["provider"] == "openai-api"
@@ -59,13 +59,13 @@ def test_a_custom_server_wins_over_every_key_and_keeps_its_key_out_of_the_file()
     assert "top-secret" not in str(choice)
 
 
-def test_a_model_by_name_goes_to_the_provider_with_a_key() -> None:
+def test_a_named_model_uses_the_provider_with_a_key() -> None:
     choice = choose(HERMES_INFERENCE_MODEL="some/model", DEEPSEEK_API_KEY="k")
     assert choice is not None
     assert choice.block == {"default": "some/model", "provider": "deepseek"}
 
 
-def test_a_provider_by_name_wins_over_keys() -> None:
+def test_a_named_provider_wins_over_keys() -> None:
     choice = choose(HERMES_INFERENCE_PROVIDER="anthropic", OPENROUTER_API_KEY="k")
     assert choice is not None
     assert choice.block["provider"] == "anthropic"
@@ -79,12 +79,12 @@ def test_a_provider_by_name_wins_over_keys() -> None:
         {"HERMES_INFERENCE_PROVIDER": "bedrock"},
     ],
 )
-def test_half_a_choice_says_what_is_missing(environ: dict[str, str]) -> None:
+def test_an_incomplete_choice_says_what_is_missing(environ: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="set HERMES_INFERENCE"):
         choose(**environ)
 
 
-def test_keys_are_told_by_name_only() -> None:
+def test_only_the_names_of_keys_are_shown() -> None:
     assert keys_that_are_set({"XAI_API_KEY": "v", "OPENAI_API_KEY": " ", "PATH": "x"}) == [
         "XAI_API_KEY"
     ]
