@@ -51,8 +51,8 @@ class Store(TaskStore):
 
     `save` stores the task as it is when it is called, and returns when that would survive a crash
     of the process. Every call ends within `call_limit` seconds: it raises `StorageFailure` if the
-    storage fails or does not answer. A call that failed because of the time may still take effect
-    later. `sweep` and `prune` take several steps, each of which is bounded.
+    storage fails or does not answer. A call that took too long may still take effect, but
+    not after a later call. `sweep` and `prune` take several steps, each of which is bounded.
     """
 
     push_configs: PushNotificationConfigStore

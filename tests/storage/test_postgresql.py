@@ -178,6 +178,26 @@ async def test_a_backend_that_hangs_delays_one_call_only(database: Postgres, url
         await until(lambda: works(store))
 
 
+async def test_a_save_that_failed_does_not_overwrite_a_later_one(
+    database: Postgres, url: str
+) -> None:
+    patience = 0.3
+    async with opened(url, patience=patience) as store:
+        await store.save(task("t", "SUBMITTED"), context())
+        await store.check()
+        hanging = database.backends(url.rsplit("/", 1)[1])
+        for process in hanging:
+            process.suspend()
+        try:
+            await fails_in_time(store.save(task("t", "WORKING"), context()), call_limit(patience))
+            await store.save(task("t", "FAILED"), context())
+        finally:
+            for process in hanging:
+                process.resume()
+        await until(lambda: not any(process.is_running() for process in hanging[1:]))
+        assert await store.get("t", context()) == task("t", "FAILED")
+
+
 async def test_a_database_that_hangs_at_the_start_is_refused_in_time(
     database: Postgres, url: str
 ) -> None:

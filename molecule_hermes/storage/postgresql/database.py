@@ -1,7 +1,7 @@
 """A PostgreSQL database, or a schema of one, that belongs to one bridge: locked, migrated, bounded.
 
-A call that takes too long ends its connection at once. The next call opens a new one, so a backend
-that hangs delays no more than the call that met it.
+A call that takes too long closes its connection at once. The next call opens a new one, and first
+terminates the backend of the old one: it might still run the statement when it wakes up.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from functools import lru_cache
 from typing import Any, Self
@@ -27,8 +28,11 @@ logger = logging.getLogger(__name__)
 
 _POOL = 10
 _LOCK = "SELECT pg_try_advisory_lock(hashtext('molecule_hermes ' || current_schema()))"
-_SERVER_SETTINGS = {
-    "application_name": "molecule-hermes",
+_TERMINATE = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE pid = ANY($1) AND application_name = $2"
+)
+_KEEPALIVES = {
     # The lock of a bridge whose machine is gone is released within a minute.
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
@@ -46,11 +50,14 @@ class Database:
         self._url = url.replace("+asyncpg:", ":", 1)
         self.name = _name(self._url)
         self.limit = call_limit(patience)
+        self._application = f"molecule-hermes {uuid.uuid4().hex[:12]}"
+        self._abandoned: set[int] = set()
+        """Processes of the server whose connections were closed before they answered."""
         self._options: dict[str, Any] = {
             "dsn": self._url,
             "timeout": patience,
             "command_timeout": self.limit,
-            "server_settings": _SERVER_SETTINGS,
+            "server_settings": {"application_name": self._application, **_KEEPALIVES},
         }
         self._lease = _Lease(self._options, patience)
 
@@ -98,13 +105,22 @@ class Database:
     async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
         async with self._reported():
             connection = await self._pool.acquire()
+            process = connection.get_server_pid()
             try:
+                await self._terminate_abandoned(connection)
                 yield connection
             except BaseException:
+                self._abandoned.add(process)
                 connection.terminate()
                 raise
             finally:
                 await self._pool.release(connection)
+
+    async def _terminate_abandoned(self, connection: asyncpg.Connection) -> None:
+        if self._abandoned:
+            processes = list(self._abandoned)
+            await connection.execute(_TERMINATE, processes, self._application)
+            self._abandoned.difference_update(processes)
 
     @contextlib.asynccontextmanager
     async def _reported(self) -> AsyncIterator[None]:
