@@ -145,7 +145,7 @@ async def test_only_the_peer_beyond_its_quota_is_refused(bridge: StartBridge, st
 
 async def test_the_quota_counts_what_is_stored_already(bridge: StartBridge, store: str) -> None:
     if store == "memory":
-        pytest.skip("nothing is")
+        pytest.skip("tasks in memory do not survive a restart")
     for expected in ("COMPLETED", "REJECTED"):
         transport = ScriptedTransport(Completed("x" * BIG))
         async with (

@@ -25,7 +25,8 @@ from a2a.utils.errors import A2AError, TaskNotCancelableError, UnsupportedOperat
 
 from molecule_hermes.client.connection import message
 from molecule_hermes.server.bridge import Bridge
-from molecule_hermes.storage.sqlite import database
+from molecule_hermes.storage.postgresql.store import PostgresTaskStore
+from molecule_hermes.storage.sqlite import database as sqlite_database
 from molecule_hermes.storage.sqlite.store import SqliteTaskStore
 from molecule_hermes.turns.model import Completed, TextDelta
 from tests.conftest import StartBridge
@@ -293,7 +294,9 @@ async def test_with_a_full_disk_the_failure_names_the_reason(
 ) -> None:
     transport = ScriptedTransport(Completed("x" * 30_000))
     with monkeypatch.context() as patch:
-        patch.setattr(database, "_PRAGMAS", (*database._PRAGMAS, "PRAGMA max_page_count = 40"))
+        patch.setattr(
+            sqlite_database, "_PRAGMAS", (*sqlite_database._PRAGMAS, "PRAGMA max_page_count = 40")
+        )
         async with impatient(bridge, transport, monkeypatch) as (b, client):
             async with asyncio.timeout(30):
                 while (turn := await ask(client, "hi")).states[-1] == "COMPLETED":
@@ -345,3 +348,32 @@ async def test_an_unreadable_store_is_reported_without_a_stack_trace(
         other.close()
         with pytest.raises(A2AError, match=r"tasks\.db cannot be used .*operator"):
             await get(client, turn)
+
+
+async def test_turns_fail_in_time_while_postgresql_hangs_and_work_again_afterwards(
+    bridge: StartBridge, database: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PostgresTaskStore.__init__.__kwdefaults__, "patience", 0.3)
+    go = asyncio.Event()
+    transport = ScriptedTransport(TextDelta("so far"), go, Completed("so far"))
+    store = database.new_database()
+    async with bridge(transport, STORE=store, CHECKPOINT=0.1) as b, peer(b.url) as client:
+        stream = client.send_message(message("hi"))
+        turn = Turn()
+        while turn.text != "so far":
+            turn.add(await anext(stream))
+        with database.suspended():
+            go.set()
+            async with asyncio.timeout(15):
+                async for event in stream:
+                    turn.add(event)
+                assert turn.states[-1] == "FAILED"
+                assert "could not be stored" in turn.failure["message"]
+                assert state(await get(client, turn)) == "FAILED"
+                assert (await ask(client, "hi")).states == ["FAILED"]
+                with pytest.raises(A2AError, match="did not answer"):
+                    await client.list_tasks(ListTasksRequest())
+                assert await until_ready(b, ready=False)
+        await until_ready(b)
+        assert (await ask(client, "hi")).states[-1] == "COMPLETED"
+        assert failure(await get(client, turn)) == turn.failure
