@@ -38,7 +38,9 @@ _KEEPALIVES = {
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
 }
-_FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+# asyncpg raises InternalClientError for a call between the server's last message on a connection
+# that it ends and the close of that connection.
+_FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 _CHECK = "DELETE FROM molecule_hermes_tasks WHERE owner = ? AND id = ?"
 """Changes nothing, but fails where nothing can be written."""
 
