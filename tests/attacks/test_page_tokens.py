@@ -1,4 +1,4 @@
-"""A malformed page token is refused before it is decoded."""
+"""A malformed page token is an error of the peer that sent it."""
 
 from __future__ import annotations
 

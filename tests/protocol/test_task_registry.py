@@ -26,7 +26,7 @@ from molecule_hermes.protocol import task_registry as module
 from molecule_hermes.protocol.task_log import Subscription, TaskEvent, TaskLog
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from tests.support.peers import reply_text, state
-from tests.support.tasks import Named, context, task
+from tests.support.tasks import NamedUser, context, task
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(60)
@@ -363,7 +363,7 @@ async def test_a_write_that_is_cut_off_is_made_up_for(disk: Disk) -> None:
 
 
 async def test_the_request_and_its_token_are_not_kept(disk: Disk) -> None:
-    request = ServerCallContext(user=Named("alice"), state={"headers": "Bearer secret"})
+    request = ServerCallContext(user=NamedUser("alice"), state={"headers": "Bearer secret"})
     async with over(disk) as tasks:
         log = tasks.begin(Task(id="t", context_id="c"), request)
         await log.enqueue_event(task("t", "WORKING"))

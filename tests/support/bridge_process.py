@@ -1,4 +1,4 @@
-"""A bridge in a process of its own, whose Hermes does what each message says.
+"""A bridge in a process of its own, whose transport does what each message says.
 
 `say X` answers X, `hang X` streams X and never ends, `ask` asks and waits for the answer.
 """
@@ -25,6 +25,8 @@ ROOT = Path(__file__).parents[2]
 
 
 class Obedient(ScriptedTransport):
+    """Takes the script of each turn from its message."""
+
     def run(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
         word, _, text = turn.text.partition(" ")
         said = [TextDelta(text)] if text else []
@@ -40,7 +42,7 @@ class Obedient(ScriptedTransport):
 
 
 class Process:
-    """A running one: where it is, and the end of it."""
+    """A running bridge process."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
         self._process = process
@@ -61,7 +63,7 @@ class Process:
 async def bridge_process(
     folder: Path, *, files: int = 0, loop: str = "asyncio", **variables: object
 ) -> AsyncIterator[Process]:
-    """Starts one on an event loop of that kind; `files` is how many it may open."""
+    """Starts a bridge on an event loop of that kind; `files` limits its open files."""
     environ = dict(os.environ) | {"PYTHONPATH": str(ROOT)}
     environ |= {"MOLECULE_HERMES_PORT": "0", "MOLECULE_HERMES_STATE_DIR": str(folder)}
     environ |= {f"MOLECULE_HERMES_{name}": str(value) for name, value in variables.items()}

@@ -1,4 +1,4 @@
-"""Stand-ins for what the real Hermes cannot be made to do on demand."""
+"""Fakes of Hermes and of a transport, for behavior that the real Hermes cannot show on demand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import (
     Mapping,
 )
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -90,7 +90,7 @@ def breaking(*pieces: bytes) -> Reply:
 
 
 class FakeHermes:
-    """Answers `/v1/chat/completions` from a list of replies, the last one again and again."""
+    """Answers `/v1/chat/completions` from a list of replies; repeats the last one."""
 
     def __init__(self) -> None:
         self.replies: list[Reply] = [streaming(*answer("pong"))]
@@ -128,6 +128,7 @@ class FakeHermes:
 
 @asynccontextmanager
 async def fake_hermes(port: int = 0) -> AsyncIterator[FakeHermes]:
+    """Serves a fake Hermes, on a free port unless one is given."""
     hermes = FakeHermes()
     app = web.Application(client_max_size=2**26)
     app.router.add_post("/v1/chat/completions", hermes.completions)
@@ -141,11 +142,15 @@ async def fake_hermes(port: int = 0) -> AsyncIterator[FakeHermes]:
 
 
 class Answered:
-    """A step of a script: wait until the question before it is answered."""
+    """A step of a script that waits until the question before it is answered."""
 
 
 class ScriptedTransport:
-    """Yields given events; a `float` waits that long, an `asyncio.Event` until it is set."""
+    """A transport that yields the given events in every turn.
+
+    A `float` in the script waits that many seconds, an `asyncio.Event` until it is set; an
+    exception is raised.
+    """
 
     features = features_of("plugin")
 
@@ -167,7 +172,7 @@ class ScriptedTransport:
         """Whether every turn so far was canceled."""
         return all(canceled.is_set() for canceled in self._canceled.values())
 
-    async def __aenter__(self) -> ScriptedTransport:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *args: object) -> None:

@@ -1,4 +1,4 @@
-"""The real Hermes gateway with the plugin in it, on free ports and a home of its own."""
+"""The real Hermes gateway with the plugin, on free ports and with a home of its own."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class CallbackServer:
         return [callback for callback in self.of(message_id) if isinstance(callback.body, Final)]
 
     async def until(self, met: Callable[[], Any], timeout: float = 30.0) -> Any:
-        """Waits for a callback that makes the condition true."""
+        """Waits until a callback makes the condition true."""
         async with asyncio.timeout(timeout), self._news:
             return await self._news.wait_for(met)
 
@@ -113,6 +113,8 @@ async def callback_server() -> AsyncIterator[CallbackServer]:
 
 @dataclass
 class Hermes:
+    """A running gateway and its plugin's endpoints."""
+
     home: Path
     port: int
     api_port: int
@@ -179,7 +181,7 @@ class Hermes:
             return dict(await response.json())
 
     async def platform(self) -> dict[str, Any]:
-        """What Hermes itself says of the plugin."""
+        """The state of the plugin as Hermes reports it."""
         url = f"http://127.0.0.1:{self.api_port}/health/detailed"
         headers = {"Authorization": f"Bearer {API_KEY}"}
         async with self.http.get(url, headers=headers) as response:
@@ -209,7 +211,7 @@ def write_home(
 ) -> None:
     model = dict(demo_choice(model_url).block)
     config = merge({"model": model}, hermes_settings("127.0.0.1", port))
-    # Two retries less: a provider's 500 is told in about a second instead of eight.
+    # One attempt instead of three: a provider's 500 fails the turn after about a second, not eight.
     work = home / "work"
     config = merge(config, {"agent": {"api_max_retries": 1}, "terminal": {"cwd": str(work)}})
     work.mkdir(parents=True, exist_ok=True)
@@ -229,7 +231,7 @@ async def running_hermes(
     env: Mapping[str, str] | None = None,
     until: str = "ready",
 ) -> AsyncIterator[Hermes]:
-    """`hermes gateway run` with the demo model; ends with the block, by its own process group."""
+    """Runs `hermes gateway run` with the demo model; kills its process group on exit."""
     async with AsyncExitStack() as stack:
         model_url = await stack.enter_async_context(demo_model())
         http = await stack.enter_async_context(aiohttp.ClientSession())

@@ -1,4 +1,4 @@
-"""The SDK's real client over real sockets, and what tests read from its events."""
+"""A peer: the SDK's client over real sockets, and what it saw of a turn."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ async def peer(
     version: str = "1.0",
     streaming: bool = True,
 ) -> AsyncIterator[Client]:
+    """A client for the interface of the card with that binding and version."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with httpx.AsyncClient(headers=headers, timeout=60) as http:
         card = await A2ACardResolver(http, url).get_agent_card()
@@ -42,10 +43,12 @@ async def peer(
 
 
 async def ask(client: Client, text: str, context_id: str = "", task_id: str = "") -> Turn:
+    """Sends a text and follows the turn to its end or its question."""
     return await send(client, message(text, context_id, task_id))
 
 
 async def send(client: Client, request: SendMessageRequest) -> Turn:
+    """Sends a message and follows the turn to its end or its question."""
     turn = Turn()
     async for event in client.send_message(request):
         turn.add(event)
@@ -83,7 +86,7 @@ class Turn:
 
     @property
     def text(self) -> str:
-        """The `reply` artifact, put together from the updates as the protocol says."""
+        """The `reply` artifact, assembled from its updates as A2A prescribes."""
         text = ""
         for event in self.events:
             if event.HasField("artifact_update"):
@@ -98,7 +101,7 @@ class Turn:
 
     @property
     def file_parts(self) -> list[Part]:
-        """The files that came as artifacts of their own."""
+        """The first part of each artifact other than the reply."""
         updates = (e.artifact_update for e in self.events if e.HasField("artifact_update"))
         return [u.artifact.parts[0] for u in updates if u.artifact.artifact_id != REPLY]
 
@@ -127,7 +130,7 @@ class Turn:
 
     @property
     def question(self) -> dict[str, Any]:
-        """What the peer is asked at the end of what it saw."""
+        """The question at the end of the turn so far."""
         assert self.states[-1] == "INPUT_REQUIRED", self.states
         return self.data[-1]
 
@@ -155,7 +158,7 @@ def reply_text(task: Task) -> str:
 
 
 def files(task: Task) -> dict[str, bytes]:
-    """What the agent delivered, by name."""
+    """The contents of the delivered files by name."""
     return {a.name: a.parts[0].raw for a in task.artifacts if a.artifact_id != REPLY}
 
 

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for the test run: started from nothing, gone afterwards."""
+"""A real PostgreSQL server in a temporary folder, for one test run."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def _programs(copy_to: Path | None) -> Path:
                 shutil.copytree(package.parent / name, copy_to / name)
             package = copy_to / "pgserver"
         return package / "pginstall" / "bin"
-    found = [shutil.which("initdb"), *Path("/usr/lib/postgresql").glob("*/bin/initdb")]
-    for initdb in filter(None, found):
-        return Path(initdb).resolve().parent
+    found = [Path(initdb)] if (initdb := shutil.which("initdb")) else []
+    for program in [*found, *Path("/usr/lib/postgresql").glob("*/bin/initdb")]:
+        return program.resolve().parent
     raise RuntimeError("no PostgreSQL: pip install pgserver, or apt install postgresql")
 
 
@@ -67,7 +67,14 @@ class Postgres:
 
     def start(self) -> None:
         options = [f"-cunix_socket_directories={self._data}", "-cfsync=off", "-cmax_connections=50"]
-        command = [self._bin / "postgres", "-D", self._data, "-p", str(self.port), *options]
+        command = [
+            str(self._bin / "postgres"),
+            "-D",
+            str(self._data),
+            "-p",
+            str(self.port),
+            *options,
+        ]
         log = (self._data.parent / "log").open("ab")
         with log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, **self._as)
@@ -123,6 +130,7 @@ class Postgres:
 
 @contextlib.contextmanager
 def postgres() -> Iterator[Postgres]:
+    """Starts a server; stops and deletes it on exit."""
     with tempfile.TemporaryDirectory(prefix="postgres-", dir="/tmp") as folder:
         server = Postgres(Path(folder))
         server.start()

@@ -1,4 +1,4 @@
-"""HTTP by hand, for requests that no client library would send."""
+"""HTTP over bare sockets, for requests that no client library would send."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ class Answer(NamedTuple):
 
 
 class RawConnection:
+    """One connection to the server, without any knowledge of HTTP beyond reading answers."""
+
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     async def send(self, data: bytes) -> None:
-        """Sends it; a connection that the server has closed takes it silently."""
+        """Sends the bytes; ignores that the server has closed the connection."""
         with contextlib.suppress(ConnectionError):
             self._writer.write(data)
             async with asyncio.timeout(WAIT):
@@ -42,12 +44,12 @@ class RawConnection:
         return Answer(int(status.split()[1]), headers, body)
 
     async def head(self) -> str:
-        """The head of an answer that has no body."""
+        """Reads the status line and the headers, and leaves the body unread."""
         async with asyncio.timeout(WAIT):
             return (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1")
 
     async def closed(self, within: float = WAIT) -> bytes:
-        """Waits until the server closes; returns what it sent before."""
+        """Waits until the server closes the connection; returns what it sent before."""
         sent = b""
         async with asyncio.timeout(within):
             with contextlib.suppress(ConnectionError):
@@ -75,7 +77,7 @@ async def connected(url: str) -> AsyncIterator[RawConnection]:
 
 
 async def status_of(url: str, request: bytes) -> int:
-    """The status of one request on a connection of its own."""
+    """The status that one request gets on a new connection."""
     async with connected(url) as connection:
         await connection.send(request)
         return (await connection.answer()).status

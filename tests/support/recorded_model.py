@@ -1,4 +1,4 @@
-"""The demo model behind a proxy that keeps what Hermes asks it."""
+"""The demo model behind a proxy that records the requests of Hermes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from tests.support.serving import serve
 
 @dataclass
 class RecordedModel:
+    """The URL of the proxy and the bodies of all chat requests so far."""
+
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
 
@@ -28,12 +30,12 @@ class RecordedModel:
         }
 
     def prompts(self) -> str:
-        """The system prompts, of titles and the like too."""
+        """All system prompts, also those of auxiliary requests such as titles."""
         messages = [m for request in self.requests for m in request["messages"]]
         return "\n".join(str(m["content"]) for m in messages if m["role"] == "system")
 
     def results(self, tool: str) -> list[str]:
-        """What calls of a tool came to."""
+        """The results of all calls of a tool."""
         messages = [m for request in self.requests for m in request["messages"]]
         calls = [call for m in messages for call in m.get("tool_calls") or ()]
         ids = {call["id"] for call in calls if call["function"]["name"] == tool}
@@ -42,6 +44,7 @@ class RecordedModel:
 
 @asynccontextmanager
 async def recorded_model() -> AsyncIterator[RecordedModel]:
+    """Starts the demo model and the proxy in front of it."""
     record = RecordedModel()
     async with demo_model() as behind, aiohttp.ClientSession() as http:
 

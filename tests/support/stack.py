@@ -1,4 +1,4 @@
-"""Starts the real thing: `molecule-hermes up` with the real Hermes and the demo model."""
+"""`molecule-hermes up` in a process of its own, with the real Hermes and the demo model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READY = 90.0
 
 
 class Stack:
-    """A running `molecule-hermes up` and what it printed."""
+    """A running `molecule-hermes up` and its output."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str, log: Path) -> None:
         self.process = process
@@ -33,6 +33,7 @@ class Stack:
         return self.log.read_text(errors="replace")
 
     def hermes_pid(self) -> int:
+        """Raises StopIteration while no Hermes runs."""
         children = psutil.Process(self.process.pid).children()
         return next(c.pid for c in children if "hermes" in " ".join(c.cmdline()))
 
@@ -51,6 +52,7 @@ class Stack:
             return dict(await until(report, timeout, every=0.05))
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
+        """Sends the signal; returns the exit code."""
         if self.process.returncode is None:
             self.process.send_signal(number)
         return await self.ended()
@@ -61,8 +63,8 @@ class Stack:
 
 
 def environment(state_dir: Path, **more: str) -> dict[str, str]:
-    """No key, no user's home, free ports: what a newcomer has."""
-    # Hermes's terminal tool starts in the user's home, which must exist.
+    """The environment of a new user: no model key, an empty home; and free ports."""
+    # Hermes's terminal tool starts in the home folder, which must exist.
     (state_dir / "user").mkdir(parents=True, exist_ok=True)
     kept = {k: os.environ[k] for k in ("PATH", "LANG", "TMPDIR") if k in os.environ}
     return kept | {
@@ -85,7 +87,10 @@ async def up(
     command: str = "up",
     through: Sequence[str] = (),
 ) -> AsyncIterator[Stack]:
-    """`through` is a command that runs the bridge, such as one that takes its privileges away."""
+    """Starts the command and waits until it is ready; on exit stops it and what it started.
+
+    `through` is a command that runs it, such as one that drops privileges.
+    """
     state_dir = Path(environ["MOLECULE_HERMES_STATE_DIR"])
     state_dir.mkdir(parents=True, exist_ok=True)
     log = state_dir / f"{command}.log"
@@ -108,7 +113,11 @@ async def up(
             await stack.until_ready()
         yield stack
     finally:
-        family = psutil.Process(process.pid).children(recursive=True) if stack_alive(stack) else []
+        family = (
+            psutil.Process(process.pid).children(recursive=True)
+            if process.returncode is None
+            else []
+        )
         try:
             await stack.stop()
         finally:
@@ -117,12 +126,8 @@ async def up(
                     member.kill()
 
 
-def stack_alive(stack: Stack) -> bool:
-    return stack.process.returncode is None
-
-
 def processes(mark: str) -> list[psutil.Process]:
-    """What runs the command with that mark in it, Hermes and this test aside."""
+    """The `sleep` processes with that mark among their arguments."""
     return [
         process
         for process in psutil.process_iter(["cmdline"])
@@ -133,7 +138,7 @@ def processes(mark: str) -> list[psutil.Process]:
 
 
 def secrets_in(environ: dict[str, str]) -> list[str]:
-    """The secrets that this stack was given; those that it makes are nowhere to be read."""
+    """The secrets that the environment gives to a stack."""
     names = ("API_SERVER_KEY", "MOLECULE_A2A_PLATFORM_SHARED_SECRET")
     tokens = environ.get("MOLECULE_HERMES_PEER_TOKENS", "")
     given = [environ[name] for name in names if name in environ]

@@ -1,4 +1,4 @@
-"""Tasks and the peers they belong to, for tests of the stores."""
+"""Tasks and call contexts of named peers, for tests of the stores and the task log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from a2a.server.context import ServerCallContext
 from a2a.types import Task, TaskState, TaskStatus
 
 
-class Named(User):
+class NamedUser(User):
+    """An authenticated peer."""
+
     def __init__(self, name: str) -> None:
         self._name = name
 
@@ -21,7 +23,7 @@ class Named(User):
 
 
 def context(name: str = "alice") -> ServerCallContext:
-    return ServerCallContext(user=Named(name))
+    return ServerCallContext(user=NamedUser(name))
 
 
 def task(
@@ -33,9 +35,8 @@ def task(
     text: str = "",
 ) -> Task:
     """`at` is the timestamp in seconds, `text` the reply."""
-    if isinstance(state, str):
-        state = TaskState.Value(f"TASK_STATE_{state}")
-    made = Task(id=task_id, context_id=context_id, status=TaskStatus(state=state))
+    full = f"TASK_STATE_{state}" if isinstance(state, str) else state
+    made = Task(id=task_id, context_id=context_id, status=TaskStatus(state=full))
     if at is not None:
         made.status.timestamp.FromSeconds(at)
     if text:
