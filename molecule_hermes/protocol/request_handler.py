@@ -7,7 +7,6 @@ in memory; all others are read from the store.
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -46,8 +45,8 @@ from a2a.utils.errors import (
 )
 from a2a.utils.task import apply_history_length, validate_history_length, validate_page_size
 
-from molecule_hermes.errors import InternalFailure
 from molecule_hermes.protocol.error_mapping import nothing_leaks
+from molecule_hermes.protocol.executor_calls import ExecutorCalls
 from molecule_hermes.protocol.incoming import without_bytes
 from molecule_hermes.protocol.resends import Resends
 from molecule_hermes.protocol.states import rests
@@ -69,8 +68,6 @@ from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.turns.idempotency import IdempotencyIndex
 
 __all__ = ["BridgeRequestHandler"]
-
-logger = logging.getLogger(__name__)
 
 _streams = validate(
     lambda self: self.card.capabilities.streaming, "Streaming is not supported by the agent"
@@ -95,6 +92,7 @@ class BridgeRequestHandler(RequestHandler):
         idempotency: IdempotencyIndex | None = None,
         quota: StorageQuota | None = None,
         max_events: int = 1024,
+        close_timeout: float = 10.0,
         metrics: Metrics | None = None,
     ) -> None:
         self.card = card
@@ -106,8 +104,7 @@ class BridgeRequestHandler(RequestHandler):
         self._quota = quota
         self._max_events = max_events
         self._metrics = metrics or Metrics()
-        self._calls: dict[str, asyncio.Task[None]] = {}
-        """By task: what the executor works on."""
+        self._calls = ExecutorCalls(executor, close_timeout=close_timeout)
 
     @property
     def active(self) -> int:
@@ -115,8 +112,9 @@ class BridgeRequestHandler(RequestHandler):
         return len(self._tasks)
 
     async def aclose(self) -> None:
-        """Waits for the executor's calls, which its own `drain` has ended."""
-        await asyncio.gather(*self._calls.values(), return_exceptions=True)
+        """Waits for the executor's calls, which its own `drain` has ended. Cancels those that do
+        not return within `close_timeout` seconds."""
+        await self._calls.aclose()
 
     # Reading.
 
@@ -163,12 +161,15 @@ class BridgeRequestHandler(RequestHandler):
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> Task | Message:
         accepted = await self._accept(params, context)
-        log, now = accepted.log, params.configuration.return_immediately
-        told = log.version if accepted.request is not None else 0
+        log = accepted.log
+        seen = log.version if accepted.request is not None else 0
         call = self._call_for(accepted)
-        if call is not None and not now:
-            await asyncio.shield(call)
-        await log.wait(after=told if now else None)
+        if params.configuration.return_immediately:
+            await _first_event(log, seen, call)
+        else:
+            if call is not None:
+                await asyncio.wait({call})
+            await log.wait()
         return apply_history_length(await log.snapshot(), params.configuration)
 
     @validate_request_params
@@ -220,6 +221,8 @@ class BridgeRequestHandler(RequestHandler):
             return before
         await self._register_webhook(task_id, params, context)
         if before := self._resends.find(message, context):  # the same message arrived meanwhile
+            if _has_webhook(params):
+                await self._webhooks.configs.delete_info(task_id, context)
             return before
         self._resends.claim(message, task_id, context_id, context)
         return None
@@ -253,31 +256,11 @@ class BridgeRequestHandler(RequestHandler):
         return _Accepted(log, RequestContext(context, params, task.id, task.context_id, task))
 
     def _call_for(self, accepted: _Accepted) -> asyncio.Task[None] | None:
-        """The executor's call: a new one, or that of the message that was sent before."""
+        """The executor's call: a new one, or for a resend that of the message itself."""
         log = accepted.log
         if accepted.request is None:
-            return self._calls.get(log.task.id)
-        name = f"execute:{log.task.id}"
-        call = asyncio.create_task(self._call(log, accepted.request), name=name)
-        self._calls[log.task.id] = call
-        call.add_done_callback(self._call_ended)
-        return call
-
-    def _call_ended(self, call: asyncio.Task[None]) -> None:
-        task_id = call.get_name().removeprefix("execute:")
-        if self._calls.get(task_id) is call:
-            del self._calls[task_id]
-
-    async def _call(self, log: TaskLog, request: RequestContext) -> None:
-        """Whatever the executor does, its task rests afterwards, and nothing of it leaks."""
-        try:
-            if request.current_task is not None and request.message is not None:
-                await log.add_message(without_bytes(request.message))
-            await self._executor.execute(request, log)
-        except Exception:
-            logger.exception("the executor failed in task %s", log.task.id)
-        if not log.rests:
-            await log.end(InternalFailure())
+            return self._calls.find(log.task.id)
+        return self._calls.start(log, accepted.request)
 
     # Following and canceling.
 
@@ -391,6 +374,18 @@ class _Accepted:
 
     log: TaskLog
     request: RequestContext | None = None
+
+
+async def _first_event(log: TaskLog, seen: int, call: asyncio.Task[None] | None) -> None:
+    """Waits for an event after the version `seen`, or until the executor's call has ended without
+    one."""
+    waiting = asyncio.ensure_future(log.wait(after=seen))
+    try:
+        await asyncio.wait(
+            {waiting, call} if call else {waiting}, return_when=asyncio.FIRST_COMPLETED
+        )
+    finally:
+        waiting.cancel()
 
 
 def _has_webhook(params: SendMessageRequest) -> bool:

@@ -22,6 +22,7 @@ from a2a.types import (
     SendMessageRequest,
     SubscribeToTaskRequest,
     Task,
+    TaskPushNotificationConfig,
     TaskState,
     TaskStatusUpdateEvent,
 )
@@ -46,8 +47,10 @@ from molecule_hermes.protocol.webhooks import PushConfigs, PushSender
 from molecule_hermes.storage.memory import MemoryTaskStore
 from molecule_hermes.turns.idempotency import IdempotencyIndex
 from molecule_hermes.turns.model import Completed, Question, TextDelta
+from tests.conftest import StartBridge
+from tests.support import peers
 from tests.support.fakes import Answered, ScriptedTransport
-from tests.support.peers import state
+from tests.support.peers import peer, state
 from tests.support.tasks import context
 from tests.support.waiting import until
 
@@ -86,11 +89,29 @@ class Disk(MemoryTaskStore):
         await super().save(task, context)
 
 
+class SeenConfigs(InMemoryPushNotificationConfigStore):
+    """Notes the tasks that webhooks are registered for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    async def set_info(
+        self,
+        task_id: str,
+        notification_config: TaskPushNotificationConfig,
+        context: ServerCallContext,
+    ) -> TaskPushNotificationConfig | None:
+        self.seen.append(task_id)
+        return await super().set_info(task_id, notification_config, context)
+
+
 class SlowWebhooks(PushSender):
     """Accepts any webhook, once `go` is set."""
 
     def __init__(self) -> None:
-        super().__init__(_configs(), PublicOnly())
+        self.store = SeenConfigs()
+        super().__init__(PushConfigs(self.store), PublicOnly())
         self.go = asyncio.Event()
         self.asked = asyncio.Event()
 
@@ -111,6 +132,7 @@ async def serving(
     *,
     window: float = 60.0,
     webhooks: PushSender | None = None,
+    close_timeout: float = 10.0,
 ) -> AsyncIterator[BridgeRequestHandler]:
     push = webhooks or PushSender(_configs(), PublicOnly())
     stopping = set()
@@ -125,7 +147,12 @@ async def serving(
         TaskRegistry(store or Disk(), push.notify, checkpoint=0.01, on_end=stop_if_lost) as tasks,
     ):
         handler = BridgeRequestHandler(
-            executor, tasks, CARD, push, idempotency=IdempotencyIndex(window)
+            executor,
+            tasks,
+            CARD,
+            push,
+            idempotency=IdempotencyIndex(window),
+            close_timeout=close_timeout,
         )
         yield handler
         if isinstance(executor, HermesAgentProxyExecutor):
@@ -335,14 +362,14 @@ async def test_every_caller_gets_an_end_and_sees_a_legal_history(
     go = asyncio.Event()
     executor = scripted(*scripts(go)[script])
     async with serving(executor, Disk(pace, bad)) as handler:
-        peers = Peers(handler)
-        peers.start("stream", 0)
+        callers = Peers(handler)
+        callers.start("stream", 0)
         for action, which, turns in steps:
             for _ in range(turns):
                 await asyncio.sleep(0)
-            peers.start(action, which)
+            callers.start(action, which)
         go.set()
-        await peers.all_got_an_end()
+        await callers.all_got_an_end()
         await until(lambda: bad or not handler.active)
 
 
@@ -412,6 +439,100 @@ async def test_an_executor_that_tells_no_end_fails_its_task_and_leaks_nothing(
         assert handler.active == 0
 
 
+class Hanging(AgentExecutor):
+    """Asks at first, if it is told to, and then does not return."""
+
+    def __init__(self, *, stubborn: bool = False) -> None:
+        self._stubborn = stubborn
+        self.began = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+        await event_queue.enqueue_event(working(context))
+        self.began.set()
+        while not self.go.is_set():
+            try:
+                await self.go.wait()
+            except asyncio.CancelledError:
+                if not self._stubborn:
+                    raise
+
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
+        pass
+
+
+def working(context: RequestContext, state: str = "WORKING") -> Task:
+    task = Task(id=context.task_id, context_id=context.context_id)
+    task.status.state = TaskState.Value(f"TASK_STATE_{state}")
+    return task
+
+
+async def test_a_handler_that_closes_ends_the_tasks_of_an_executor_that_does_not_return() -> None:
+    executor = Hanging()
+    async with serving(executor, close_timeout=0.05) as handler:
+        callers = [
+            asyncio.create_task(send(handler, message("go"))),
+            asyncio.create_task(send(handler, message("go"))),
+        ]
+        streaming = asyncio.create_task(stream(handler, message("go")))
+        await until(lambda: handler.active == 3)
+        await executor.began.wait()
+        await handler.aclose()
+        ends_of = [*(await asyncio.gather(*callers)), (await streaming)[-1]]
+    for end in ends_of:
+        assert state(end) == "FAILED"
+        assert get_data_parts(end.status.message.parts)[0]["kind"] == "interrupted"
+
+
+async def test_a_handler_closes_though_an_executor_cannot_be_stopped() -> None:
+    executor = Hanging(stubborn=True)
+    async with serving(executor, close_timeout=0.05) as handler:
+        caller = asyncio.create_task(send(handler, message("go")))
+        await executor.began.wait()
+        await handler.aclose()
+        executor.go.set()
+        assert state(await caller) == "FAILED"
+
+
+class Silent(AgentExecutor):
+    """Asks, and says nothing to the answer."""
+
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+        if context.current_task is None:
+            await event_queue.enqueue_event(working(context, "INPUT_REQUIRED"))
+
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
+        pass
+
+
+@pytest.mark.parametrize("now", [True, False])
+async def test_an_answer_to_which_nothing_is_said_leaves_nobody_waiting(now: bool) -> None:
+    async with serving(Silent()) as handler:
+        task = await send(handler, message("go"))
+        for _ in range(2):
+            answer = message("yes", task_id=task.id)
+            answer.configuration.return_immediately = now
+            assert state(await send(handler, answer)) == "INPUT_REQUIRED"
+        assert await stream(handler, message("yes", task_id=task.id)) == []
+
+
+async def test_a_peer_that_hangs_up_during_send_message_finds_its_task(
+    bridge: StartBridge,
+) -> None:
+    go = asyncio.Event()
+    transport = ScriptedTransport(go, Completed("done"))
+    request = message("go")
+    async with bridge(transport) as b, peer(b.url, streaming=False) as client:
+        hung_up = asyncio.create_task(peers.send(client, again(request)))
+        await until(lambda: transport.turns)
+        hung_up.cancel()
+        await asyncio.wait({hung_up})
+        go.set()
+        found = await peers.send(client, again(request))
+    assert found.states == ["COMPLETED"]
+    assert len(transport.turns) == 1
+
+
 async def test_what_the_executor_raises_in_a_cancel_does_not_leak() -> None:
     disk = Disk()
     async with serving(Misbehaving(raises=RuntimeError("password=hunter2")), disk) as handler:
@@ -472,8 +593,11 @@ async def test_a_message_that_comes_twice_while_its_webhook_is_checked_runs_once
         callers = [asyncio.create_task(send(handler, request)) for _ in range(3)]
         await webhooks.asked.wait()
         webhooks.go.set()
-        assert len({task.id for task in await asyncio.gather(*callers)}) == 1
+        tasks = {task.id for task in await asyncio.gather(*callers)}
+        assert len(tasks) == 1
     assert len(transport.turns) == 1
+    kept = [task for task in webhooks.store.seen if await webhooks.store.get_info(task, PEER)]
+    assert set(kept) == tasks, "the others left no webhook behind"
 
 
 async def test_an_answer_is_refused_if_its_task_ends_while_its_webhook_is_checked() -> None:
