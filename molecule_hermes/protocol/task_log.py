@@ -210,6 +210,8 @@ class TaskLog(EventQueue):
         else:
             logger.error("task %s cannot be stored", self.task.id, exc_info=error)
             self.lost = StorageFailure()
+        # No subscriber has seen the status that could not be stored.
+        self.task.status.ClearField("message")
         fail(self.task, self.lost)
         self._recorder.lost(self)
 

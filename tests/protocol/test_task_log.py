@@ -23,8 +23,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molecule_hermes.errors import InternalFailure, StorageFailure
-from molecule_hermes.protocol.states import TERMINAL
+from molecule_hermes.protocol.states import TERMINAL, ends
 from molecule_hermes.protocol.task_log import Subscription, TaskEvent, TaskLog
+from molecule_hermes.storage.contents import merge_text
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -58,6 +59,24 @@ class Disk:
 
     def lost(self, log: TaskLog) -> None:
         self.lost_logs.append(log)
+
+
+class SlowDisk(Disk):
+    """Takes `pace` turns of the loop for a record, and fails at one of them and ever after."""
+
+    def __init__(self, pace: int, fails_at: int | None) -> None:
+        super().__init__()
+        self._pace = pace
+        self._fails_at = fails_at
+        self._records = 0
+
+    async def record(self, log: TaskLog) -> None:
+        self._records += 1
+        for _ in range(self._pace):
+            await asyncio.sleep(0)
+        if self._fails_at is not None and self._records >= self._fails_at:
+            self.failure = StorageFailure("the disk is full")
+        await super().record(log)
 
 
 async def nobody(task: Task, event: TaskEvent) -> None:
@@ -128,29 +147,56 @@ events = st.lists(
 )
 
 
-@given(events, st.lists(st.integers(0, 14), max_size=4), st.sampled_from(sorted(TERMINAL)))
+MOMENTS = st.lists(st.tuples(st.integers(0, 13), st.integers(0, 6)), max_size=5)
+"""After which event somebody subscribes, and how many turns of the loop later."""
+
+
+@given(
+    middle=events,
+    moments=MOMENTS,
+    last=st.sampled_from(sorted(TERMINAL)),
+    pace=st.integers(0, 4),
+    fails_at=st.none() | st.integers(1, 8),
+)
 async def test_snapshot_and_tail_are_the_whole_whenever_one_subscribes(
-    middle: list[TaskEvent], moments: list[int], last: TaskState
+    middle: list[TaskEvent],
+    moments: list[tuple[int, int]],
+    last: TaskState,
+    pace: int,
+    fails_at: int | None,
 ) -> None:
-    log = make()
-    followers = []
+    disk = SlowDisk(pace, fails_at)
+    log = make(disk)
+    followers: list[tuple[Task, list[TaskEvent]]] = []
 
-    async def follow() -> None:
-        subscription = reader(log)
-        snapshot = await log.subscribe(subscription)
-        followers.append((snapshot, await rest_of(subscription)))
+    async def follow(turns: int) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        async with reader(log) as subscription:
+            snapshot = await log.subscribe(subscription)
+            followers.append((snapshot, await rest_of(subscription)))
 
+    every = reader(log)
+    log.follow(every)
     async with asyncio.TaskGroup() as group:
         for number, event in enumerate([created(), *middle, status(last, "end")]):
-            for _ in range(moments.count(number)):
-                group.create_task(follow())
-                if number % 2:  # some subscribe while the event is being written
-                    await asyncio.sleep(0)
+            for moment, turns in moments:
+                if moment == number:
+                    group.create_task(follow(turns))
             await log.enqueue_event(event)
+        for moment, turns in moments:
+            if moment > len(middle) + 1:
+                group.create_task(follow(turns))
     whole = await log.snapshot()
-    assert len(followers) == sum(moment <= len(middle) + 1 for moment in moments)
-    for snapshot, tail in followers:
+    assert whole.status.state in TERMINAL
+    assert len(followers) == len(moments)
+    for snapshot, tail in [(Task(), await rest_of(every)), *followers]:
         assert rebuilt(snapshot, tail) == whole
+        assert not any(ends(event) for event in tail[:-1])
+    if log.lost is None:
+        stored = disk.recorded[-1]
+        merge_text(stored)
+        assert stored == whole, "the store has what subscribers saw"
 
 
 async def test_a_state_is_durable_before_anybody_is_told() -> None:
