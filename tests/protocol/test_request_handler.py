@@ -230,6 +230,8 @@ class Peers:
         self._handler = handler
         self._callers: list[asyncio.Task[None]] = []
         self._sent: list[SendMessageRequest] = []
+        self._task_of: dict[str, str] = {}
+        """By messageId: a resend must get the same task."""
         self.known: list[str] = []
 
     def start(self, action: str, which: int) -> None:
@@ -254,6 +256,10 @@ class Peers:
         assert request.configuration.return_immediately or rests(result)
         assert result.status.state != TaskState.TASK_STATE_UNSPECIFIED
         self._note(result.id)
+        self._require_same_task(request, result.id)
+
+    def _require_same_task(self, request: SendMessageRequest, task_id: str) -> None:
+        assert self._task_of.setdefault(request.message.message_id, task_id) == task_id
 
     async def _streams(self, request: SendMessageRequest) -> None:
         self._sent.append(request)
@@ -262,6 +268,7 @@ class Peers:
             events.append(event)
             if isinstance(event, Task):
                 self._note(event.id)
+                self._require_same_task(request, event.id)
         require_legal(events)
         assert rests(events[-1])
         assert request.message.task_id or isinstance(events[0], Task)
