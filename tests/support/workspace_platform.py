@@ -13,7 +13,7 @@ import uvicorn
 from a2a.server.agent_execution import AgentExecutor
 from a2a.server.request_handlers import DefaultRequestHandler
 from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes
-from a2a.server.tasks import InMemoryTaskStore
+from a2a.server.tasks import InMemoryTaskStore, TaskStore
 from a2a.types import AgentCapabilities, AgentCard, AgentInterface
 from starlette.applications import Starlette
 
@@ -66,11 +66,11 @@ async def platform(
 
 
 @asynccontextmanager
-async def served(executor: AgentExecutor) -> AsyncIterator[str]:
+async def served(executor: AgentExecutor, store: TaskStore | None = None) -> AsyncIterator[str]:
     """Serves the executor as JSON-RPC by the SDK's means; yields the URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    handler = DefaultRequestHandler(executor, InMemoryTaskStore(), card(url))
+    handler = DefaultRequestHandler(executor, store or InMemoryTaskStore(), card(url))
     routes = [*create_agent_card_routes(card(url)), *create_jsonrpc_routes(handler, "/")]
     config = uvicorn.Config(
         Starlette(routes=routes),
