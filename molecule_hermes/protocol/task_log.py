@@ -15,11 +15,12 @@ from typing import Protocol, TypeGuard
 from a2a.server.context import ServerCallContext
 from a2a.server.events import Event, EventQueue
 from a2a.server.owner_resolver import resolve_user_scope
-from a2a.types import Artifact, Message, Task, TaskArtifactUpdateEvent, TaskStatusUpdateEvent
+from a2a.types import Message, Task, TaskArtifactUpdateEvent, TaskStatusUpdateEvent
 
 from molecule_hermes.errors import StorageFailure, TurnFailure
 from molecule_hermes.protocol.states import INTERRUPTED, TERMINAL
 from molecule_hermes.protocol.status import fail, status_of
+from molecule_hermes.protocol.task_events import apply_event, keep_status_message
 from molecule_hermes.storage.contents import merge_text, replace_non_finite
 
 __all__ = ["Listener", "Recorder", "Subscription", "TaskLog"]
@@ -136,7 +137,7 @@ class TaskLog(EventQueue):
         async with self._appending:
             if self.terminal:
                 return
-            _keep_status_message(self.task)
+            keep_status_message(self.task)
             self.task.history.append(message)
             if not await self._make_durable():
                 await self._publish(status_of(self.task))
@@ -145,7 +146,8 @@ class TaskLog(EventQueue):
         async with self._appending:
             if self.terminal or not self._belongs_here(event):
                 return
-            self._apply(event)
+            self._began = True
+            apply_event(self.task, event)
             told: TaskEvent = event
             if isinstance(event, TaskArtifactUpdateEvent):
                 self._unsaved = True
@@ -177,19 +179,6 @@ class TaskLog(EventQueue):
             return True
         logger.error("task %s got a %s out of place", self.task.id, type(event).__name__)
         return False
-
-    def _apply(self, event: Event) -> None:
-        match event:
-            case Task():
-                self._began = True
-                self.task.CopyFrom(event)
-            case TaskStatusUpdateEvent():
-                _keep_status_message(self.task)
-                if event.HasField("metadata"):
-                    self.task.metadata.MergeFrom(event.metadata)
-                self.task.status.CopyFrom(event.status)
-            case TaskArtifactUpdateEvent():
-                _apply_artifact(self.task, event)
 
     async def _make_durable(self) -> bool:
         """Whether the task is stored as it is. If not, it has ended: nobody may be told a state
@@ -369,26 +358,3 @@ class Subscription:
         if self._waiter is not None:
             _set(self._waiter)
             self._waiter = None
-
-
-def _keep_status_message(task: Task) -> None:
-    if task.status.HasField("message"):
-        task.history.append(task.status.message)
-        task.status.ClearField("message")
-
-
-def _apply_artifact(task: Task, event: TaskArtifactUpdateEvent) -> None:
-    new = event.artifact
-    known = _artifact(task, new.artifact_id)
-    if known is None:
-        task.artifacts.append(new)
-    elif event.append:
-        known.parts.extend(new.parts)
-        if new.HasField("metadata"):
-            known.metadata.MergeFrom(new.metadata)
-    else:
-        known.CopyFrom(new)
-
-
-def _artifact(task: Task, artifact_id: str) -> Artifact | None:
-    return next((a for a in task.artifacts if a.artifact_id == artifact_id), None)
