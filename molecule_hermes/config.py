@@ -28,7 +28,7 @@ from molecule_hermes.net.urls import (
     parse_public_url,
 )
 from molecule_hermes.text import is_loopback, redact
-from molecule_hermes.wire import MAX_ATTACHMENTS, MAX_FILE_BYTES
+from molecule_hermes.wire import MAX_ATTACHMENTS, MAX_FILE_BYTES, MAX_SYSTEM_PROMPT
 
 __all__ = [
     "Settings",
@@ -85,6 +85,10 @@ def _default_state_dir() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / (
         "molecule-hermes"
     )
+
+
+_SHOWN = 200
+"""How many characters of an invalid value an error shows."""
 
 
 class Settings(BaseModel):
@@ -155,7 +159,9 @@ class Settings(BaseModel):
         "the agent's description on its card",
     )
     model: str = _own("MODEL", "hermes-agent", "the model name that is sent to Hermes")
-    system_prompt: str = _own("SYSTEM_PROMPT", "", "a system prompt for Hermes")
+    system_prompt: Annotated[str, Field(max_length=MAX_SYSTEM_PROMPT)] = _own(
+        "SYSTEM_PROMPT", "", f"a system prompt for Hermes, at most {MAX_SYSTEM_PROMPT} characters"
+    )
     turn_timeout: Seconds = _own(
         "TURN_TIMEOUT",
         600,
@@ -418,6 +424,8 @@ def _explain(settings: type[Settings], error: ValidationError) -> ConfigError:
     field = next(f for f in settings.model_fields.values() if f.alias == variable)
     secret = "SecretStr" in str(field.annotation)
     value = "(a secret)" if secret else redact(repr(first.get("input")))
+    if len(value) > _SHOWN:
+        value = f"{value[:_SHOWN]}…"
     return ConfigError(f"{variable}={value} is not valid: it takes {field.description}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Mapping
 from typing import Literal, Protocol, Self
@@ -12,8 +11,6 @@ from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError
 from molecule_hermes.executor import HermesAgentProxyExecutor
 from molecule_hermes.hermes.credentials import known_credentials
-from molecule_hermes.hermes.home import HermesHome
-from molecule_hermes.hermes.plugin_setup import system_prompt_of
 from molecule_hermes.server.assembly import (
     address_of,
     create_transport,
@@ -22,8 +19,6 @@ from molecule_hermes.server.assembly import (
 )
 
 __all__ = ["EmbeddedExecutor", "ExecutorConfig", "create_executor"]
-
-logger = logging.getLogger(__name__)
 
 
 class ExecutorConfig(Protocol):
@@ -77,7 +72,6 @@ class EmbeddedExecutor(HermesAgentProxyExecutor):
             if self._state == "new":
                 await self._transport.__aenter__()
                 self._state = "started"
-                self._warn_of_other_prompt()
 
     async def stop(self) -> None:
         """Refuses new turns, waits for running ones within the drain timeout, and closes."""
@@ -99,14 +93,3 @@ class EmbeddedExecutor(HermesAgentProxyExecutor):
     async def check(self) -> None:
         """Raises the `TurnFailure` that a turn would end with now."""
         await self._transport.check()
-
-    def _warn_of_other_prompt(self) -> None:
-        """The plugin uses the prompt in Hermes's configuration, not one from the message."""
-        wanted, home = self.settings.system_prompt, HermesHome(self.settings.home)
-        if self.transport_name == "plugin" and wanted and system_prompt_of(home) != wanted:
-            logger.warning(
-                "the system prompt differs from the one in %s, which the plugin uses; to change "
-                "that, set MOLECULE_HERMES_SYSTEM_PROMPT, run `molecule-hermes plugin enable`, and "
-                "restart Hermes",
-                home.config_file,
-            )

@@ -67,6 +67,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         scheduler: Scheduler | None = None,
         *,
         attachments: Attachments | None = None,
+        system_prompt: str = "",
         turn_timeout: float = 600.0,
         cancel_timeout: float = 10.0,
         approvals: Approvals = "ask",
@@ -78,6 +79,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         self._transport = transport
         self._scheduler = scheduler or Scheduler()
         self._attachments = attachments or Attachments(transport.features)
+        self._system_prompt = system_prompt
         self._turn_timeout = turn_timeout
         self._cancel_timeout = cancel_timeout
         self._dialogue = Dialogue(transport, approvals=approvals, question_timeout=question_timeout)
@@ -162,7 +164,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
             await active.abandon()
 
     async def _begin(self, context: RequestContext, event_queue: EventQueue) -> ActiveTurn:
-        turn = _turn(context)
+        turn = replace(_turn(context), system_prompt=self._system_prompt)
         updater = TaskUpdater(event_queue, turn.task_id, turn.context_id)
         deadline = asyncio.timeout(self._turn_timeout)
         active = ActiveTurn(turn, updater, ReplyArtifact(updater), deadline)

@@ -82,6 +82,12 @@ def test_a_bad_secret_is_reported_but_not_shown(variable: str, value: str) -> No
     assert value not in str(caught.value)
 
 
+def test_a_prompt_that_is_too_long_is_reported_in_a_short_message() -> None:
+    with pytest.raises(ConfigError, match="at most 65536 characters") as raised:
+        Settings.from_env({"MOLECULE_HERMES_SYSTEM_PROMPT": "x" * 65_537})
+    assert len(str(raised.value)) < 400
+
+
 def test_hosts_to_fetch_files_from_are_a_list() -> None:
     hosts = "files.example, 10.0.0.7:9000,::1 ,[fd00::1]:80,"
     read = Settings.from_env({"MOLECULE_HERMES_FILE_HOSTS": hosts}).file_hosts

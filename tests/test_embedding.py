@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import re
 import signal
 import socket
@@ -17,8 +16,6 @@ import pytest
 from molecule_hermes.client.connection import message
 from molecule_hermes.embedding import EmbeddedExecutor, create_executor
 from molecule_hermes.errors import ConfigError, StartError, Unreachable
-from molecule_hermes.hermes.home import HermesHome
-from molecule_hermes.hermes.plugin_setup import enable
 from tests.support.fakes import KEY, FakeHermes, answer, streaming
 from tests.support.peers import Turn, ask, peer
 from tests.support.serving import free_port
@@ -137,20 +134,6 @@ async def test_a_callback_port_that_is_taken_is_told_and_can_be_tried_again(
 def test_a_wrong_setting_is_told_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="MOLECULE_HERMES_TURN_TIMEOUT"):
         create_executor(AdapterConfig(), {"MOLECULE_HERMES_TURN_TIMEOUT": "soon"})
-
-
-@pytest.mark.parametrize("prompt", ["Mine.", "Another."])
-async def test_a_prompt_that_the_plugin_does_not_have_is_a_warning(
-    environ: dict[str, str], caplog: pytest.LogCaptureFixture, prompt: str
-) -> None:
-    environ |= {"MOLECULE_A2A_PLATFORM_ENABLED": "true", "MOLECULE_A2A_CALLBACK_PORT": "0"}
-    executor = create_executor(AdapterConfig(system_prompt="Mine."), environ)
-    settings = executor.settings.model_copy(update={"system_prompt": prompt})
-    enable(HermesHome(settings.home), settings)
-    with caplog.at_level(logging.WARNING):
-        async with executor:
-            pass
-    assert ("the system prompt differs from the one in" in caplog.text) is (prompt != "Mine.")
 
 
 def test_it_is_an_executor_with_a_lifetime() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 from molecule_hermes.config import Settings
-from molecule_hermes.errors import StartError
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.plugin.settings import ENTRY_POINT, PLATFORM, hermes_settings
 
-__all__ = ["enable", "system_prompt_of"]
+__all__ = ["enable"]
 
 
 def enable(home: HermesHome, settings: Settings, *, even_if_disabled: bool = False) -> None:
@@ -34,11 +33,3 @@ def enable(home: HermesHome, settings: Settings, *, even_if_disabled: bool = Fal
     home.change_list(("plugins", "enabled"), add=ENTRY_POINT)
     if even_if_disabled:
         home.change_list(("plugins", "disabled"), remove=ENTRY_POINT)
-
-
-def system_prompt_of(home: HermesHome) -> str:
-    """The system prompt in the plugin's stanza, which Hermes gets with each message."""
-    try:
-        return str(home.read_config()["platforms"][PLATFORM]["extra"]["system_prompt"])
-    except (KeyError, TypeError, StartError):
-        return ""

@@ -198,7 +198,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
             media_urls=[str(path) for path in paths],
             media_types=shown,
             metadata=turn.inbound.metadata.to_json(),
-            channel_prompt=self._settings.system_prompt or None,
+            channel_prompt=turn.inbound.system_prompt or self._settings.system_prompt or None,
         )
 
     # Hermes calls these during and after a turn.

@@ -99,7 +99,7 @@ class Turn:
 
     def forget(self) -> None:
         """Keeps only what a push needs: the names, the address and the counter."""
-        self.inbound = replace(self.inbound, content="", attachments=())
+        self.inbound = replace(self.inbound, content="", attachments=(), system_prompt="")
         self.answer = self.reply = None
         self._streamed = ""
         self.questions.clear()

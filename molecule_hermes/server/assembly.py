@@ -52,7 +52,6 @@ def create_transport(
         settings.hermes_api_base,
         credentials.api_key,
         model=settings.model,
-        system_prompt=settings.system_prompt,
         patient=patient,
     )
 
@@ -75,6 +74,7 @@ def executor_options(settings: Settings, transport: Transport) -> dict[str, Any]
             max_files=settings.max_files,
             max_file=settings.max_file,
         ),
+        "system_prompt": settings.system_prompt,
         "turn_timeout": settings.turn_timeout,
         "approvals": settings.approvals,
         "question_timeout": settings.question_timeout,

@@ -53,6 +53,7 @@ class Turn:
     attachments: tuple[Attachment, ...] = ()
     a2a_message_id: str = ""
     """The peer's own name for the message, for logs; `message_id` is the bridge's."""
+    system_prompt: str = field(default="", repr=False)
 
     @property
     def conversation(self) -> str:

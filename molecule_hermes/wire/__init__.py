@@ -43,6 +43,7 @@ from molecule_hermes.wire.limits import (
     MAX_BATCH,
     MAX_BODY_BYTES,
     MAX_FILE_BYTES,
+    MAX_SYSTEM_PROMPT,
     REPLY_PATH,
     SECRET_HEADER,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "MAX_BATCH",
     "MAX_BODY_BYTES",
     "MAX_FILE_BYTES",
+    "MAX_SYSTEM_PROMPT",
     "REPLY_PATH",
     "SECRET_HEADER",
     "Answer",

@@ -57,8 +57,8 @@ class Fields:
     def label(self, name: str, default: object = _REQUIRED) -> str:
         return _label(self._value(name, default), self._path + name, shortest=0)
 
-    def text(self, name: str, default: object = _REQUIRED) -> str:
-        return checked_text(self._value(name, default), self._path + name)
+    def text(self, name: str, default: object = _REQUIRED, most: int = MAX_TEXT) -> str:
+        return checked_text(self._value(name, default), self._path + name, most)
 
     def one_of(self, name: str, values: tuple[str, ...], default: object = _REQUIRED) -> str:
         value = self._value(name, default)
@@ -142,11 +142,11 @@ def _label(value: object, path: str, shortest: int) -> str:
     return text
 
 
-def checked_text(value: object, path: str) -> str:
+def checked_text(value: object, path: str, most: int = MAX_TEXT) -> str:
     if not isinstance(value, str):
         raise WireError(f"`{path}` must be text")
-    if len(value) > MAX_TEXT:
-        raise WireError(f"`{path}` is longer than {MAX_TEXT} characters")
+    if len(value) > most:
+        raise WireError(f"`{path}` is longer than {most} characters")
     try:
         value.encode()
     except UnicodeEncodeError as error:

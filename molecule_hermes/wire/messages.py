@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from molecule_hermes.wire.fields import Fields
-from molecule_hermes.wire.limits import MAX_ATTACHMENTS
+from molecule_hermes.wire.limits import MAX_ATTACHMENTS, MAX_SYSTEM_PROMPT
 
 __all__ = ["Answer", "Attachment", "Cancel", "Check", "Inbound", "Origin"]
 
@@ -61,7 +61,7 @@ class Inbound:
     """A peer's message to Hermes.
 
     `bridge` identifies one run of the bridge. Answers and cancels for a message must carry the
-    same value.
+    same value. A `system_prompt` replaces the one in Hermes's configuration for this message.
     """
 
     chat_id: str
@@ -73,6 +73,7 @@ class Inbound:
     attachments: tuple[Attachment, ...] = ()
     metadata: Origin = Origin()
     bridge: str = ""
+    system_prompt: str = ""
 
     @classmethod
     def parse(cls, data: object) -> Self:
@@ -88,6 +89,7 @@ class Inbound:
             attachments=tuple(Attachment.parse(item) for item in attachments),
             metadata=Origin.parse(fields.get("metadata") or {}),
             bridge=fields.label("bridge", default=""),
+            system_prompt=fields.text("system_prompt", default="", most=MAX_SYSTEM_PROMPT),
         )
 
     def to_json(self) -> dict[str, object]:
@@ -103,6 +105,8 @@ class Inbound:
             data["attachments"] = [item.to_json() for item in self.attachments]
         if metadata := self.metadata.to_json():
             data["metadata"] = metadata
+        if self.system_prompt:
+            data["system_prompt"] = self.system_prompt
         return data | _named(self.bridge)
 
 

@@ -152,6 +152,7 @@ class Hermes:
         chat: str = "",
         message_id: str = "",
         attachments: tuple[Attachment, ...] = (),
+        system_prompt: str = "",
     ) -> str:
         message_id = message_id or f"m-{uuid.uuid4().hex}"
         inbound = Inbound(
@@ -162,6 +163,7 @@ class Hermes:
             callback_url=callbacks.url,
             content=content,
             attachments=attachments,
+            system_prompt=system_prompt,
         )
         status, body = await self.post(INBOUND_PATH, inbound.to_json())
         assert (status, body.pop("instance", "") != "", body) == (202, True, {"ok": True})

@@ -48,7 +48,7 @@ def turn(text: str = "ping", context_id: str = "c", peer: str = "alice") -> Turn
 
 @pytest.fixture
 async def chat(hermes: FakeHermes) -> AsyncIterator[ChatTransport]:
-    transport = ChatTransport(hermes.base_url, KEY, model="m", system_prompt="be brief")
+    transport = ChatTransport(hermes.base_url, KEY, model="m")
     async with transport:
         yield transport
 
@@ -114,7 +114,7 @@ async def test_the_peer_is_told_that_a_file_cannot_be_delivered(
 async def test_the_request_carries_key_model_prompt_and_conversation(
     hermes: FakeHermes, chat: ChatTransport
 ) -> None:
-    await run(chat, turn())
+    await run(chat, replace(turn(), system_prompt="be brief"))
     assert hermes.requests[0] == {
         "model": "m",
         "stream": True,
@@ -124,6 +124,8 @@ async def test_the_request_carries_key_model_prompt_and_conversation(
         ],
     }
     assert hermes.headers[0]["X-Hermes-Session-Id"] == turn().conversation
+    await run(chat, turn())
+    assert hermes.requests[1]["messages"] == [{"role": "user", "content": "ping"}]
 
 
 async def test_text_before_a_tool_call_is_not_part_of_the_answer(

@@ -202,6 +202,14 @@ async def test_a_turn_is_sent_and_called_back(
     assert plugin.canceled == []
 
 
+async def test_a_system_prompt_is_sent_with_the_message(
+    plugin: FakePlugin, transport: PluginTransport
+) -> None:
+    await run(transport, replace(turn("m-1"), system_prompt="Be brief."))
+    await run(transport, turn("m-2"))
+    assert [body.get("system_prompt") for body in plugin.received] == ["Be brief.", None]
+
+
 async def test_files_are_sent_with_the_message(
     plugin: FakePlugin, transport: PluginTransport
 ) -> None:

@@ -81,6 +81,7 @@ values = st.one_of(
             tuple
         ),
         metadata=st.builds(Origin, labels, labels, labels),
+        system_prompt=texts,
     ),
     st.builds(Cancel, ids),
     st.builds(Answer, ids, ids, texts),
@@ -115,6 +116,16 @@ def test_a_body_with_one_changed_part_parses_or_raises_the_wire_error(
     _spoil(body, data)
     for parser in PARSERS:
         _parses_or_refuses(parser, body)
+
+
+def test_a_system_prompt_is_bounded() -> None:
+    inbound = Inbound(
+        "c", "p", "m", "http://127.0.0.1/", system_prompt="x" * wire.MAX_SYSTEM_PROMPT
+    )
+    body = inbound.to_json()
+    assert Inbound.parse(body) == inbound
+    with pytest.raises(WireError, match="`system_prompt` is longer than 65536 characters"):
+        Inbound.parse(body | {"system_prompt": f"{inbound.system_prompt}x"})
 
 
 callbacks = st.builds(Callback, ids, ids, texts, bodies, st.none() | counts)

@@ -74,7 +74,6 @@ class ChatTransport:
         api_key: str,
         *,
         model: str = "hermes-agent",
-        system_prompt: str = "",
         patient: bool = False,
         connect_timeout: float = 5.0,
         backoff: Backoff = BACKOFF,
@@ -83,7 +82,6 @@ class ChatTransport:
         self._base_url = base_url.rstrip("/")
         self._api_key = api_key
         self._model = model
-        self._system_prompt = system_prompt
         self._backoff = backoff
         self._retried = (Busy, Draining, *((_NotListening,) if patient else ()))
         self._timeout = aiohttp.ClientTimeout(
@@ -189,8 +187,8 @@ class ChatTransport:
 
     def _body(self, turn: Turn) -> bytes:
         messages: list[dict[str, Any]] = [{"role": "user", "content": _content(turn)}]
-        if self._system_prompt:
-            messages.insert(0, {"role": "system", "content": self._system_prompt})
+        if turn.system_prompt:
+            messages.insert(0, {"role": "system", "content": turn.system_prompt})
         request = {"model": self._model, "stream": True, "messages": messages}
         body = json.dumps(request, ensure_ascii=False).encode()
         if len(body) > MAX_BODY:

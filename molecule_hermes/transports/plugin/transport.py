@@ -250,6 +250,7 @@ class PluginTransport:
                 a2a_context_id=_label(turn.context_id),
             ),
             bridge=self._name,
+            system_prompt=turn.system_prompt,
         )
 
     def _lost(self, sends: int) -> TurnFailure:
