@@ -67,7 +67,7 @@ async def test_several_peers_share_no_memory_unless_the_operator_says_so(
             await ask(client, "hello again")
         assert model.tools() >= SHARED
         assert "teal" in model.prompts()
-        assert "the peers' agents share session_search, memory, cronjob" in stack.output
+        assert "all peers share session_search, memory, cronjob" in stack.output
 
 
 @pytest.mark.parametrize("way", ["plugin", "chat"])
