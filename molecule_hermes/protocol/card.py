@@ -1,4 +1,4 @@
-"""The agent card: who we are, and only what works."""
+"""The agent card. It advertises only what works."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def build_card(
     warnings: Sequence[str] = (),
 ) -> AgentCard:
     remarks = ["It answers with the built-in demo model, not a real one."] if demo else []
-    # Anybody can read the card.
+    # The card is public.
     remarks += [f"Warning: {without_addresses(warning)}" for warning in warnings]
     description = " ".join([settings.description, *(f"({remark})" for remark in remarks)])
     card = AgentCard(

@@ -187,10 +187,10 @@ async def test_limits_hold_for_each_file_for_all_and_for_their_number() -> None:
     await few.read(told(Part(raw=PNG), Part(text="x"), Part(text="y"), Part(raw=PNG)))
     failure = await refusal(few, Part(raw=PNG), Part(raw=PNG), new_data_part({}))
     assert isinstance(failure, TooLarge)
-    assert "3 files; this agent takes 2" in failure.message
+    assert "3 files; this agent accepts 2" in failure.message
     failure = await refusal(few, Part(raw=PNG + b"x", filename="a.png"))
     assert isinstance(failure, TooLarge)
-    assert f"part 1 (a.png) has more than the {len(PNG):,} bytes" in failure.message
+    assert f"part 1 (a.png) is larger than the {len(PNG):,} bytes" in failure.message
     large = bytes(MAX_FILE_BYTES)
     await Attachments().read(told(Part(raw=large), Part(raw=large)))
     failure = await refusal(Attachments(), Part(raw=large), Part(raw=large), Part(raw=PNG))

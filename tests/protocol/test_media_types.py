@@ -78,8 +78,8 @@ def test_what_is_rightly_declared_is_taken_so(declared: str, data: bytes, taken_
         ("video/mp4", PNG, "image/png"),
         ("text/plain", b"\xff\xfe\xfd", "is not UTF-8"),
         ("text/csv", PNG, "is not UTF-8"),
-        ("nonsense", b"x", "media type that is none"),
-        ("a b/c", b"x", "media type that is none"),
+        ("nonsense", b"x", "invalid media type"),
+        ("a b/c", b"x", "invalid media type"),
     ],
 )
 def test_what_is_wrongly_declared_is_refused(declared: str, data: bytes, told: str) -> None:

@@ -284,7 +284,7 @@ async def test_configurations_are_created_read_listed_and_deleted(
                     task_id=task_id, id=str(number), url="http://127.0.0.1:9/x"
                 )
             )
-        with pytest.raises(InvalidParamsError, match="at most 8"):
+        with pytest.raises(InvalidParamsError, match="more than 8"):
             await alice.create_task_push_notification_config(
                 TaskPushNotificationConfig(task_id=task_id, id="9th", url="http://127.0.0.1:9/x")
             )
