@@ -91,7 +91,7 @@ def _act(asks: bool) -> AgentSkill:
 
 
 def _modes(modes: Mapping[Feature, tuple[str, ...]], features: frozenset[Feature]) -> list[str]:
-    return [mode for feature, those in modes.items() if feature in features for mode in those]
+    return [mode for feature, types in modes.items() if feature in features for mode in types]
 
 
 def _interfaces(url: str, compat_v03: bool) -> list[AgentInterface]:

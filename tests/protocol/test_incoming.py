@@ -315,7 +315,7 @@ async def test_a_slow_server_is_not_waited_for() -> None:
     assert "takes too long" in failure.message
 
 
-async def test_a_server_that_fails_is_told() -> None:
+async def test_a_server_that_fails_is_named_in_the_failure() -> None:
     async def gone(request: web.Request) -> web.Response:
         return web.Response(status=404)
 
@@ -374,7 +374,7 @@ async def test_peers_take_turns_with_their_urls() -> None:
     assert asked.index("other") < 20
 
 
-async def test_more_urls_than_may_wait_are_told_to_come_again() -> None:
+async def test_more_urls_than_may_wait_are_busy() -> None:
     attachments = near()
     async with asyncio.timeout(20), serving(a=hanging) as at:
         part = Part(url=f"{at}/a")

@@ -100,7 +100,9 @@ _parts = st.lists(
 
 
 @given(_parts, st.sampled_from([APPROVAL, CLARIFY]))
-def test_any_message_is_an_answer_or_is_told_why_not(parts: list[Part], question: Question) -> None:
+def test_any_message_is_an_answer_or_gets_the_reason_why_not(
+    parts: list[Part], question: Question
+) -> None:
     try:
         answer = read_answer(question, said(*parts))
     except NotAnAnswerError:
@@ -150,7 +152,9 @@ async def test_a_question_stops_the_task_and_its_answer_goes_on_with_the_same_tu
     ]
 
 
-async def test_what_is_no_answer_is_told_so_and_the_question_stands(bridge: StartBridge) -> None:
+async def test_a_message_that_is_no_answer_gets_a_remark_and_the_question_stays_open(
+    bridge: StartBridge,
+) -> None:
     transport = ScriptedTransport(APPROVAL, Answered(), Completed("done"))
     async with bridge(transport) as b, peer(b.url) as client:
         asked = await ask(client, "clean up")
@@ -303,7 +307,7 @@ async def test_a_subscription_ends_with_the_question_and_one_after_it_with_the_r
 
 
 @pytest.mark.parametrize(("question", "answer"), [(APPROVAL, "deny"), (CLARIFY, NOBODY_TO_ASK)])
-async def test_when_nobody_answers_the_turn_goes_on_without(
+async def test_without_an_answer_in_time_the_turn_goes_on(
     bridge: StartBridge, question: Question, answer: str
 ) -> None:
     transport = ScriptedTransport(question, Answered(), TextDelta("went on"), Completed("went on"))
@@ -318,7 +322,7 @@ async def test_when_nobody_answers_the_turn_goes_on_without(
     assert after.question, "the conversation is free for its next turn"
 
 
-async def test_a_refusal_that_does_not_reach_hermes_is_told_in_one_line(
+async def test_a_refusal_that_does_not_reach_hermes_is_logged_in_one_line(
     bridge: StartBridge, caplog: pytest.LogCaptureFixture
 ) -> None:
     transport = ScriptedTransport(APPROVAL, asyncio.Event())
