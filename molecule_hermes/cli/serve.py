@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Mapping
 
@@ -47,7 +48,12 @@ async def serve(
 
 
 async def _report_readiness(bridge: Bridge, say: Say) -> None:
+    """Says whether Hermes is ready; if it is not, also when it becomes so."""
     async with progress(say, "checking Hermes"):
         report = await bridge.health.ready()
     if not report.ready:
         say(f"not ready yet — {report.reason}; `molecule-hermes doctor` says what to do")
+    while not report.ready:
+        await asyncio.sleep(1.0)
+        report = await bridge.health.ready()
+    say("Hermes is ready")

@@ -1,4 +1,4 @@
-"""The agent card: who we are, and only what works."""
+"""The agent card. It advertises only what works."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def build_card(
     warnings: Sequence[str] = (),
 ) -> AgentCard:
     remarks = ["It answers with the built-in demo model, not a real one."] if demo else []
-    # Anybody can read the card.
+    # The card is public.
     remarks += [f"Warning: {without_addresses(warning)}" for warning in warnings]
     description = " ".join([settings.description, *(f"({remark})" for remark in remarks)])
     card = AgentCard(
@@ -91,7 +91,7 @@ def _act(asks: bool) -> AgentSkill:
 
 
 def _modes(modes: Mapping[Feature, tuple[str, ...]], features: frozenset[Feature]) -> list[str]:
-    return [mode for feature, those in modes.items() if feature in features for mode in those]
+    return [mode for feature, types in modes.items() if feature in features for mode in types]
 
 
 def _interfaces(url: str, compat_v03: bool) -> list[AgentInterface]:

@@ -1,4 +1,4 @@
-"""The border between failures of ours and errors of the protocol."""
+"""Maps failures of the bridge to errors of the protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ R = TypeVar("R")
 
 
 def nothing_leaks(method: Callable[P, R]) -> Callable[P, R]:
-    """What is not an error of the protocol stays in the log, under a reference."""
+    """Raises protocol errors only. Any other exception goes to the log, and the peer gets a
+    reference to it."""
     if inspect.isasyncgenfunction(method):
 
         @functools.wraps(method)

@@ -1,7 +1,7 @@
-"""A peer's message as Hermes takes it: one text, and files.
+"""Converts a peer's message for Hermes: to one text and a list of files.
 
-Text documents and data parts are put into the text under their names; other files go along. What
-cannot be passed on is refused by the name of its part, never dropped.
+Text documents and data parts become part of the text, under their names. Other files are passed on
+as files. A part that Hermes does not take is refused by name, never dropped.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ __all__ = [
 
 NOTHING_TO_DO = "empty prompt — nothing to do"
 
-"""Images that every model with vision takes, as they are."""
+"""Image types that every model with vision accepts."""
 MAX_INLINE_BYTES = 128 * 1024
-"""A longer text document is a file."""
+"""A longer text document is passed on as a file."""
 MAX_TOTAL_BYTES = 20 * 2**20
-"""Of all files of a message: in base64, and with a long text, the wire's body holds them."""
+"""Bytes of all files of a message. In base64 and with a long text, they fit the wire's body."""
 _KEPT_BYTES = 16 * 1024
 _FETCHING = 8
-"""Messages whose files are fetched at once; what they hold is not bounded by any line yet."""
+"""Messages whose files are fetched concurrently. The scheduler does not bound their bytes yet."""
 
 _JSON = "application/json"
 
@@ -74,8 +74,8 @@ class Attachments:
     async def read(
         self, message: Message | None, peer: str = ""
     ) -> tuple[str, tuple[Attachment, ...]]:
-        """The text, with what is inlined, and the files. Raises `BadRequest`, `TooLarge`, or
-        `Busy` when too many wait for their files already."""
+        """Returns the text, with documents inlined, and the files. Raises `BadRequest`, `TooLarge`,
+        or `Busy` if too many messages already wait for their files."""
         parts = message.parts if message is not None else ()
         text = "\n".join(part.text for part in parts if _kind(part) == "text").strip()
         files = await self._files(parts, peer)
@@ -89,7 +89,7 @@ class Attachments:
         numbered = [(n, part) for n, part in enumerate(parts, 1) if _kind(part) != "text"]
         if len(numbered) > self._max_files:
             raise TooLarge(
-                f"the message has {len(numbered)} files; this agent takes {self._max_files}",
+                f"the message has {len(numbered)} files; this agent accepts {self._max_files}",
                 hint="send fewer at once",
             )
         fetches = any(_kind(part) == "url" for _, part in numbered)
@@ -107,8 +107,8 @@ class Attachments:
 
     @contextlib.asynccontextmanager
     async def _place(self, peer: str) -> AsyncIterator[None]:
-        """Peers take turns here as they do for Hermes: slow servers of one hold up no other for
-        longer than one fetch."""
+        """Waits for a slot. Peers alternate here as they do for Hermes, so slow servers of one peer
+        delay another peer by one fetch at most."""
         async with self._fetching.enter(uuid.uuid4().hex, peer) as slot:
             await slot.wait()
             yield
@@ -118,14 +118,14 @@ class Attachments:
         if image or _is_document(file) or Feature.FILES_IN in self._features:
             return
         raise BadRequest(
-            f"{label} is {file.media_type}, which this agent does not take as a file",
-            hint=f"it takes text documents up to {MAX_INLINE_BYTES:,} bytes, data parts and "
+            f"{label} is {file.media_type}, which this agent does not accept as a file",
+            hint=f"it accepts text documents up to {MAX_INLINE_BYTES:,} bytes, data parts and "
             + ", ".join(sorted(IMAGE_TYPES)),
         )
 
 
 class _PartReader:
-    """Makes a file of one part; every failure names the part."""
+    """Reads one part as a file. Every failure names the part."""
 
     def __init__(self, addresses: PublicOnly, number: int, part: Part, give_up_at: float) -> None:
         self._addresses = addresses
@@ -177,7 +177,8 @@ class _PartReader:
             value = with_whole_numbers(json_format.MessageToDict(self._part.data))
         except ValueError as error:
             raise BadRequest(
-                f"{self.label} holds a number that is none", hint="leave NaN and Infinity out"
+                f"{self.label} holds NaN or Infinity, which JSON does not have",
+                hint="send finite numbers only",
             ) from error
         return json.dumps(value, ensure_ascii=False, indent=1).encode()
 
@@ -189,13 +190,13 @@ class _PartReader:
 
     def _too_large(self, limit: int) -> TooLarge:
         return TooLarge(
-            f"{self.label} has more than the {limit:,} bytes that are left for it",
+            f"{self.label} is larger than the {limit:,} bytes that are left for it",
             hint="send smaller or fewer files at once",
         )
 
 
 def inlined(text: str, documents: Sequence[Attachment]) -> str:
-    """The text, followed by each document under its name."""
+    """Returns the text, followed by each document under its name."""
     blocks = [text] if text else []
     for document in documents:
         body = decoded(document.data) or ""
@@ -206,9 +207,9 @@ def inlined(text: str, documents: Sequence[Attachment]) -> str:
 
 
 def without_bytes(message: Message) -> Message:
-    """The message as it is kept: the SDK copies and saves it with every event of its task.
+    """Returns the message as the task's history keeps it, without the bytes of large files.
 
-    A part keeps its empty `raw`: without any content the SDK cannot show it to 0.3 clients.
+    The part keeps an empty `raw`: the SDK cannot convert a part without content for 0.3 clients.
     """
     kept = Message()
     kept.CopyFrom(message)
@@ -222,12 +223,12 @@ def without_bytes(message: Message) -> Message:
 
 def _kind(part: Part) -> str:
     kind = part.WhichOneof("content")
-    # A part with nothing at all in it says as much as an empty text.
+    # A part without any field counts as an empty text.
     return kind or ("" if part.filename or part.media_type else "text")
 
 
 def _is_document(file: Attachment) -> bool:
-    """Whether the model can read the file in the prompt itself."""
+    """Whether the file is inlined into the prompt."""
     short = len(file.data) <= MAX_INLINE_BYTES
     return short and is_text_type(file.media_type) and decoded(file.data) is not None
 

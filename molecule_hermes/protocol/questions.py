@@ -1,4 +1,4 @@
-"""What Hermes asks a peer, and how a peer's message answers it. No I/O, no clock."""
+"""Questions of Hermes to a peer, and how a peer's message answers them. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _NO = frozenset({"no", "n", "false", "denied", "reject"})
 
 
 class NotAnAnswerError(ValueError):
-    """The message does not answer the question. The text is for the peer."""
+    """The message does not answer the question. The error's text is meant for the peer."""
 
 
 def describe(question: Question) -> dict[str, Any]:
-    """The data part that goes with a question."""
+    """Returns the data part of a question."""
     return {
         "questionId": question.question_id,
         "kind": question.kind,
@@ -42,7 +42,7 @@ def describe(question: Question) -> dict[str, Any]:
 
 
 def asked_in(task: Task) -> str:
-    """The id of the question that a task waits on, as its peer was told; empty if none."""
+    """Returns the id of the question that the task's status shows, or an empty string."""
     for data in _data(task.status.message.parts):
         if isinstance(asked := data.get("questionId"), str):
             return asked
@@ -50,54 +50,54 @@ def asked_in(task: Task) -> str:
 
 
 def refusal(question: Question) -> str:
-    """The answer in the name of a peer that gives none: what lets the turn go on safely."""
+    """Returns the answer for a peer that gives none, with which the turn goes on safely."""
     return DENY if question.kind == "approval" else NOBODY_TO_ASK
 
 
 def read_answer(question: Question, message: Message | None, asked: str = "") -> str:
-    """The answer in a peer's message; raises `NotAnAnswerError`.
+    """Returns the answer in a peer's message, or raises `NotAnAnswerError`.
 
     It is a data part `{questionId, answer}`, or text: a choice, yes or no, and for a
-    clarification anything else. `asked` is the question that the peer had seen: a "yes" that was
+    clarification anything else. `asked` is the question that the peer has seen: a "yes" that is
     sent twice must not approve the next command.
     """
     _refuse_files(message)
     meant, given = _given(message)
     if (meant or asked or question.question_id) != question.question_id:
-        raise NotAnAnswerError("that question is gone; this one waits")
+        raise NotAnAnswerError("that question is no longer open; answer this one")
     if choice := _choice(question, given):
         return choice
     if question.kind == "clarify" and given:
         return given
-    what = f"{given[:100]!r} is none of the choices" if given else "the message holds no answer"
+    what = f"{given[:100]!r} is not one of the choices" if given else "the message holds no answer"
     raise NotAnAnswerError(f"{what}; {_takes(question)}")
 
 
 def _refuse_files(message: Message | None) -> None:
-    """Hermes takes words for an answer; a file would be lost on the way."""
+    """Hermes accepts only text as an answer, so a file would be lost."""
     for number, part in enumerate(message.parts if message is not None else (), 1):
         if part.WhichOneof("content") in ("raw", "url"):
             name = safe_name(part.filename) if part.filename else "a file"
             raise NotAnAnswerError(
-                f"part {number} ({name}) cannot go with an answer; send it in a message of its own"
+                f"part {number} ({name}) cannot be part of an answer; send it in a separate message"
             )
 
 
 def _given(message: Message | None) -> tuple[str, str]:
-    """The question that is named, if any, and what is said."""
+    """Returns the id of the question that the message names, if any, and the answer."""
     parts = message.parts if message is not None else ()
     for data in _data(parts):
         if "answer" in data:
             answer = data["answer"]
-            said = str(answer).lower() if isinstance(answer, bool) else str(answer)
-            return str(data.get("questionId", "")), said.strip()
+            text = str(answer).lower() if isinstance(answer, bool) else str(answer)
+            return str(data.get("questionId", "")), text.strip()
     return "", "\n".join(get_text_parts(parts)).strip()
 
 
 def _data(parts: Sequence[Part]) -> list[Mapping[str, Any]]:
     try:
         return [data for data in get_data_parts(parts) if isinstance(data, Mapping)]
-    # ValueError: an infinite number, which protobuf carries and JSON does not.
+    # ValueError: a number that protobuf can hold and JSON cannot, such as Infinity.
     except (json_format.Error, ValueError) as error:
         raise NotAnAnswerError("the data part cannot be read") from error
 
@@ -118,4 +118,4 @@ def _choice(question: Question, given: str) -> str:
 def _takes(question: Question) -> str:
     if question.kind == "approval":
         return f"answer {', '.join(question.choices)}, yes or no"
-    return "answer in words"
+    return "answer with text"

@@ -1,4 +1,4 @@
-"""Tasks that an earlier bridge left without an end."""
+"""Tasks that a crashed bridge left unfinished."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The artifact `reply`: streamed text, coalesced into updates.
 
-The SDK copies and saves the whole task for every update, so one update per token is quadratic
-(measured: 17 s for 2,000 tokens on its SQLite store). The first piece goes out at once, then at
-most one update each `interval`, or when there is as much as `size` characters and a sixteenth of
-all before it: what comes in a burst costs no more than in proportion to its length.
+The SDK's request handler copies and saves the whole task for every update, so one update per token
+is quadratic (measured: 17 s for 2,000 tokens on its SQLite store). The first piece is sent at once.
+Later pieces are sent at most once per `interval`, or when `size` characters are waiting that are at
+least a sixteenth of the text before them. So the cost of a burst grows linearly with its length.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["REPLY", "UPDATE", "ReplyArtifact", "last_update"]
 
 REPLY = "reply"
 UPDATE = "update"
-"""In the artifact's metadata: the number of its last update."""
+"""A name in the artifact's metadata: the number of its last update."""
 
 
 def last_update(artifact: Artifact) -> int:
@@ -30,7 +30,7 @@ def last_update(artifact: Artifact) -> int:
 
 
 class ReplyArtifact:
-    """Inside `async with`, what waits in the buffer goes out by itself when its time has come."""
+    """An async context manager that sends the buffered text when its interval has passed."""
 
     def __init__(self, updater: TaskUpdater, *, interval: float = 0.05, size: int = 2048) -> None:
         self._updater = updater
@@ -52,13 +52,13 @@ class ReplyArtifact:
 
     async def __aexit__(self, *error: object) -> None:
         if self._flusher is not None:
-            async with self._sending:  # what it sends just now arrives
+            async with self._sending:  # an update that is being sent is not cut off
                 self._flusher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._flusher
 
     async def add(self, text: str, *, replace: bool = False) -> None:
-        """More text; with `replace`, instead of all text so far."""
+        """Adds text. With `replace`, the text replaces all text so far."""
         if replace:
             self._sent.clear()
             self._sent_size = 0
@@ -74,13 +74,14 @@ class ReplyArtifact:
             self._flusher = asyncio.create_task(self._flush_in_time(), name="reply-flusher")
 
     async def flush(self) -> None:
-        """Sends what waits, so that what is emitted next comes after it."""
+        """Sends the buffered text, so that the next event comes after it."""
         async with self._sending:
             if self._pending:
                 await self._send("".join(self._take()))
 
     async def finish(self, text: str) -> None:
-        """The last chunk: after it the artifact's text is `text`. No text needs no artifact."""
+        """Sends the last update, after which the artifact's text is `text`. Without any text,
+        there is no artifact."""
         async with self._sending:
             if not text and not self._exists and not self._pending:
                 return
@@ -92,7 +93,7 @@ class ReplyArtifact:
                 await self._send(text, last=True)
 
     async def keep(self) -> None:
-        """The last chunk when the turn did not complete: what was streamed stays."""
+        """Sends the last update of a turn that did not complete. Streamed text stays."""
         async with self._sending:
             if self._exists or self._pending:
                 await self._send("".join(self._take()), last=True)

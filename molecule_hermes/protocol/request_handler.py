@@ -1,7 +1,7 @@
-"""The requests of A2A, answered from task logs.
+"""Handles A2A requests.
 
-An implementation of the SDK's public `RequestHandler` interface. A task that works has a `TaskLog`
-in memory; all others are read from the store.
+An implementation of the SDK's public `RequestHandler` interface. An active task has a `TaskLog` in
+memory; all other tasks are read from the store.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _pushes = validate(
 
 
 class BridgeRequestHandler(RequestHandler):
-    """Open for the life of the bridge; `aclose` waits for the executor's calls."""
+    """Runs the executor for messages, and answers all other requests from logs and the store."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class BridgeRequestHandler(RequestHandler):
 
     @property
     def active(self) -> int:
-        """Tasks in memory: they work, or wait for their peer."""
+        """Tasks in memory: those that are running or wait for their peer."""
         return len(self._tasks)
 
     async def aclose(self) -> None:
@@ -149,7 +149,7 @@ class BridgeRequestHandler(RequestHandler):
         return task
 
     async def _log(self, task_id: str, context: ServerCallContext) -> TaskLog:
-        """The log of a task that exists; a task that is being created is waited for."""
+        """The log of an existing task. Waits for a task that is being created."""
         task = await self._task(task_id, context)
         return self._tasks.log(task_id, context) or self._tasks.adopt(task, context)
 
@@ -195,7 +195,7 @@ class BridgeRequestHandler(RequestHandler):
                     return
 
     async def _accept(self, params: SendMessageRequest, context: ServerCallContext) -> _Accepted:
-        """Finds or makes the log of the message's task. Nothing has been run yet."""
+        """Finds or creates the log of the message's task. Does not call the executor."""
         validate_history_length(params.configuration)
         message = params.message
         require_sound(message)
@@ -252,7 +252,7 @@ class BridgeRequestHandler(RequestHandler):
         require_interrupted(task)
         require_room_for_answer(task, without_bytes(message))
         if log.canceling is not None and log.canceling.locked():
-            raise UnsupportedOperationError(f"task {task.id} has just ended: it is being canceled")
+            raise UnsupportedOperationError(f"task {task.id} is being canceled")
         return _Accepted(log, RequestContext(context, params, task.id, task.context_id, task))
 
     def _call_for(self, accepted: _Accepted) -> asyncio.Task[None] | None:
@@ -370,7 +370,7 @@ class BridgeRequestHandler(RequestHandler):
 
 @dataclass(frozen=True, slots=True)
 class _Accepted:
-    """A message's task, and what the executor is to be called with; nothing if it was before."""
+    """A message's task and the request for the executor, or None for a resend."""
 
     log: TaskLog
     request: RequestContext | None = None

@@ -1,4 +1,4 @@
-"""The states of a task, in sets that have a name."""
+"""Sets of task states."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ WORKING = frozenset({TaskState.TASK_STATE_SUBMITTED, TaskState.TASK_STATE_WORKIN
 
 
 def state_name(state: TaskState) -> str:
-    """Such as `input_required`."""
+    """The state in lower case, such as `input_required`."""
     return TaskState.Name(state).removeprefix("TASK_STATE_").lower()
 
 
 def ends(event: object) -> bool:
-    """Whether nothing can follow the event."""
+    """Whether the event is the last one of its task."""
     if isinstance(event, Task | TaskStatusUpdateEvent):
         return event.status.state in TERMINAL
     return isinstance(event, Message)
 
 
 def rests(event: object) -> bool:
-    """Whether the task does nothing after the event until its peer does, or ever."""
+    """Whether the task is in a terminal or an interrupted state after the event."""
     if isinstance(event, Task | TaskStatusUpdateEvent):
         return event.status.state in TERMINAL or event.status.state in INTERRUPTED
     return isinstance(event, Message)

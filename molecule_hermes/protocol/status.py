@@ -1,4 +1,4 @@
-"""What a peer is told of a turn, in A2A's words: text for people, a data part for programs."""
+"""Status updates of a turn in A2A terms: text for people, and a data part for programs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def notice(updater: TaskUpdater, text: str) -> None:
 
 
 async def asking(updater: TaskUpdater, question: Question, remark: str = "") -> None:
-    """INPUT_REQUIRED; the remark says why the last answer was not taken."""
+    """Asks the question (INPUT_REQUIRED). The remark says why the last answer was not accepted."""
     data = describe(question) | ({"remark": remark} if remark else {})
     text = f"{remark}\n\n{question.text}" if remark else question.text
     if question.choices:
@@ -61,7 +61,7 @@ async def asking(updater: TaskUpdater, question: Question, remark: str = "") -> 
 
 
 async def file(updater: TaskUpdater, produced: FileProduced) -> None:
-    """An artifact of its own for each file."""
+    """Sends the file as a separate artifact."""
     about = {"media_type": produced.media_type, "filename": produced.name}
     if produced.data is not None:
         part = new_raw_part(produced.data, **about)
@@ -86,7 +86,7 @@ def explain(updater: TaskUpdater, failure: TurnFailure) -> Message:
 
 
 def fail(task: Task, failure: TurnFailure) -> None:
-    """Ends a task that has no turn to do it, in place; its text stays."""
+    """Ends a task that has no turn as FAILED, in place. Its text stays."""
     if task.status.HasField("message"):
         task.history.append(task.status.message)
     message = Message(

@@ -1,7 +1,7 @@
-"""A task is a log: events in order, each with a version, applied, made durable and handed on.
+"""The log of a task: it numbers each event, applies it to the task, stores it and publishes it.
 
-The executor writes to the log as to any `EventQueue`. A subscriber gets a snapshot of the task with
-its version, and then every event after that version: nothing is missed and nothing comes twice.
+The executor writes to the log as to any `EventQueue`. A subscriber gets a snapshot of the task at
+one version, and then every event after that version, so it neither misses nor repeats an event.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ __all__ = ["Listener", "Recorder", "Subscription", "TaskLog"]
 logger = logging.getLogger(__name__)
 
 _CHANCES = 100
-"""Turns of the loop that a full subscriber gets before it is dropped: in a burst of events it had
-none so far."""
+"""Iterations of the event loop that a full subscriber gets before it is dropped. In a burst of
+events it had none before."""
 
 
 class Recorder(Protocol):
-    """Makes a log's task durable."""
+    """Stores the task of a log."""
 
     async def record(self, log: TaskLog) -> None:
-        """Returns when the task, as it is now, would survive. Raises when it would not."""
+        """Returns when the task, as it is now, is durable. Raises if it cannot be stored."""
 
     def record_later(self, log: TaskLog) -> None:
-        """The task's text has grown: it is recorded within the checkpoint interval."""
+        """Schedules a record within the checkpoint interval, because text was added."""
 
     def lost(self, log: TaskLog) -> None:
-        """The task could not be recorded, and has ended for that."""
+        """Handles a task that has ended because it could not be stored."""
 
 
 TaskEvent = Task | TaskStatusUpdateEvent | TaskArtifactUpdateEvent
@@ -80,19 +80,19 @@ class TaskLog(EventQueue):
         *,
         recorded: bool = False,
     ) -> None:
-        """`task` has at least its two ids; `recorded` if the store has it already."""
+        """`task` has at least its two ids. `recorded` says whether the store has it already."""
         self.task = task
         # Only the user: the request's context holds its headers, the bearer token among them.
         self.context = ServerCallContext(user=context.user)
         self.version = int(recorded)
-        """Counts what peers were told; 0 before they were told that the task exists."""
+        """The number of published events; 0 before the task itself was published."""
         self.canceling: asyncio.Lock | None = None
-        """Held while the task is being canceled, which happens once."""
+        """Held while the task is being canceled, so that this happens once."""
         self.recorded = recorded
         self.ended = task.status.state in TERMINAL
-        """Whether everybody has been told the end."""
+        """Whether the terminal state has been published."""
         self.lost: TurnFailure | None = None
-        """Why the task ended here although its store does not know that yet."""
+        """Why the task ended, if its store does not have the end yet."""
         self._began = recorded
         self._unsaved = False
         self._recorder = recorder
@@ -111,26 +111,26 @@ class TaskLog(EventQueue):
 
     @property
     def rests(self) -> bool:
-        """Whether nothing happens until the peer does something, or ever."""
+        """Whether the task is in a terminal or an interrupted state."""
         return self.terminal or self.task.status.state in INTERRUPTED
 
-    # What is written.
+    # Writing.
 
     async def enqueue_event(self, event: Event) -> None:
-        """Returns when the event is durable, if it must be, and every subscriber has it in its
-        queue. Canceling the caller does not undo the event."""
+        """Returns when the event is durable, if it must be, and in the queue of every subscriber.
+        Canceling the caller does not undo the event."""
         if isinstance(event, TaskArtifactUpdateEvent) and not self._appending.locked():
-            await self._append(event)  # nothing in it waits before the event is in every queue
+            await self._append(event)  # it does not suspend before the event is in every queue
         else:
             await asyncio.shield(self._append(event))
         await self._let_readers_catch_up()
 
     async def end(self, failure: TurnFailure) -> None:
-        """Ends the task as FAILED if it has no end; what was streamed stays."""
+        """Ends the task as FAILED unless it has ended. Streamed text stays."""
         await asyncio.shield(self._end(failure))
 
     async def add_message(self, message: Message) -> None:
-        """Puts a peer's message into the history. It is no event: its sender knows it."""
+        """Adds a peer's message to the history. Publishes no event, because the sender knows it."""
         await asyncio.shield(self._add_message(message))
 
     async def _add_message(self, message: Message) -> None:
@@ -148,13 +148,13 @@ class TaskLog(EventQueue):
                 return
             self._began = True
             apply_event(self.task, event)
-            told: TaskEvent = event
+            published: TaskEvent = event
             if isinstance(event, TaskArtifactUpdateEvent):
                 self._unsaved = True
                 self._recorder.record_later(self)
             elif not await self._make_durable():
-                told = status_of(self.task) if self.version else self.copy()
-            await self._publish(told)
+                published = status_of(self.task) if self.version else self.copy()
+            await self._publish(published)
 
     async def _end(self, failure: TurnFailure) -> None:
         async with self._appending:
@@ -167,7 +167,7 @@ class TaskLog(EventQueue):
             await self._publish(self.copy() if first else status_of(self.task))
 
     def _belongs_here(self, event: Event) -> TypeGuard[TaskEvent]:
-        """An executor's mistake must not reach a peer: it is logged."""
+        """Logs an event that the executor must not send, so that it does not reach a peer."""
         match event:
             case Task():
                 named, right_order = event.id, not self._began
@@ -177,12 +177,14 @@ class TaskLog(EventQueue):
                 named, right_order = "", False
         if named == self.task.id and right_order:
             return True
-        logger.error("task %s got a %s out of place", self.task.id, type(event).__name__)
+        logger.error(
+            "task %s: the executor sent a %s out of order", self.task.id, type(event).__name__
+        )
         return False
 
     async def _make_durable(self) -> bool:
-        """Whether the task is stored as it is. If not, it has ended: nobody may be told a state
-        that a crash would take back."""
+        """Stores the task. If that fails, the task ends and the result is False: no peer may see
+        a state that a crash would revert."""
         self._unsaved = True
         try:
             await self._recorder.record(self)
@@ -205,22 +207,22 @@ class TaskLog(EventQueue):
         self._recorder.lost(self)
 
     async def checkpoint(self) -> None:
-        """Makes durable what is not yet: text, or an end that could not be stored. Raises what the
-        recorder raises."""
+        """Stores what is not durable yet: text, or an end that could not be stored before. Raises
+        what the recorder raises."""
         async with self._appending:
             if self._unsaved:
                 await self._recorder.record(self)
                 self._unsaved, self.lost = False, None
 
-    # What is read.
+    # Reading.
 
     async def snapshot(self) -> Task:
-        """A copy of the task as its peer may see it: with no state that is not durable yet."""
+        """Returns a copy of the task. Waits for an event that is being stored."""
         async with self._appending:
             return self.copy()
 
     async def subscribe(self, reader: Subscription) -> Task:
-        """The task as it is; the reader gets every event after it."""
+        """Returns the task. The reader gets every event after it."""
         async with self._appending:
             self.follow(reader)
             return self.copy()
@@ -233,8 +235,8 @@ class TaskLog(EventQueue):
             self._readers = (*self._readers, reader)
 
     async def wait(self, *, after: int | None = None) -> None:
-        """Returns when the task rests, or, with `after`, when there is an event after that version
-        or none can come."""
+        """Waits until the task is in a terminal or an interrupted state. With `after`, waits for an
+        event after that version, or for the end."""
         while True:
             async with self._appending:
                 if self.terminal or (self.rests if after is None else self.version > after):
@@ -257,18 +259,18 @@ class TaskLog(EventQueue):
         self.version += 1
         for reader in self._readers:
             reader.put(event)
-        await self._tell_listener(event)
+        await self._notify_listener(event)
         if self.terminal:
             self.ended = True
             for reader in self._readers:
                 reader.close()
         self._wake()
 
-    async def _tell_listener(self, event: TaskEvent) -> None:
+    async def _notify_listener(self, event: TaskEvent) -> None:
         try:
             await self._listener(self.task, event)
         except Exception:
-            logger.exception("an event of task %s was not passed on", self.task.id)
+            logger.exception("the listener failed for an event of task %s", self.task.id)
 
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, ()
@@ -284,7 +286,9 @@ class TaskLog(EventQueue):
                 return
         for reader in self._readers:
             if reader.overfull:
-                logger.warning("a subscriber of task %s fell too far behind", self.task.id)
+                logger.warning(
+                    "dropped a subscriber of task %s that fell too far behind", self.task.id
+                )
                 reader.drop()
 
 
@@ -296,7 +300,7 @@ def _set(waiter: asyncio.Future[None]) -> None:
 class Subscription:
     """One reader of a log: `async with` it, and iterate over its events.
 
-    A reader that falls `max_events` behind is dropped: its stream ends, and `on_dropped` is told.
+    A reader that falls `max_events` behind is dropped: its stream ends, and `on_dropped` is called.
     """
 
     __slots__ = ("_closed", "_events", "_log", "_max_events", "_on_dropped", "_waiter")
@@ -324,13 +328,13 @@ class Subscription:
         self._wake()
 
     def close(self) -> None:
-        """No more events come; those that came already are still read."""
+        """Ends the stream after the events that are already in the queue."""
         self._closed = True
         self._log.leave(self)
         self._wake()
 
     def drop(self) -> None:
-        """Ends the stream at once: its reader can subscribe again."""
+        """Ends the stream at once. The reader can subscribe again."""
         self._events = None
         self.close()
         self._on_dropped()
@@ -346,7 +350,7 @@ class Subscription:
 
     async def __anext__(self) -> TaskEvent:
         while not self._events:
-            # An empty deque takes 0.6 KiB, and a turn in flight waits here most of its time.
+            # An empty deque takes 0.6 KiB, and an active turn spends most of its time here.
             self._events = None
             if self._closed:
                 raise StopAsyncIteration

@@ -1,7 +1,7 @@
-"""The tasks of the bridge: the logs of those that work, over the store that keeps them all.
+"""The tasks of the bridge: logs of the active ones, over the store that keeps all of them.
 
-What a peer is told of a task's state is on disk before it is told; streamed text follows at most
-once in `checkpoint` seconds, so that a stream's cost does not grow with the square of its length.
+A change of state is stored before a peer sees it. Streamed text is stored at most once in
+`checkpoint` seconds, so that the cost of a stream grows linearly with its length.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ logger = logging.getLogger(__name__)
 
 _AT_ONCE = 64
 _CHECK_WITHIN = 2.0
-"""Less than readiness waits, so that the reason is told."""
+"""Less than the readiness probe waits, so that the probe can report the reason."""
 
 Check = Callable[[], Awaitable[None]]
 OnEnd = Callable[[TaskLog], None]
 
 
-async def _well() -> None:
+async def _no_check() -> None:
     pass
 
 
@@ -42,7 +42,7 @@ def _ignore(log: TaskLog) -> None:
 
 
 class TaskRegistry:
-    """`async with` it; on exit everything that is not stored yet is written."""
+    """An async context manager. On exit, it stores everything that is not stored yet."""
 
     def __init__(
         self,
@@ -51,15 +51,15 @@ class TaskRegistry:
         stored: StoredBytes | None = None,
         *,
         checkpoint: float = 1.0,
-        check: Check = _well,
+        check: Check = _no_check,
         on_end: OnEnd = _ignore,
     ) -> None:
-        """`check` is the store's own; `on_end` is told of a log that has ended, before its
-        subscribers are."""
+        """`check` is that of the store. `on_end` is called with a log that has ended, before its
+        subscribers see the end."""
         self._store = store
         self._listener = listener
         self.stored = StoredBytes() if stored is None else stored
-        """How much each peer has; corrected with every record."""
+        """The bytes of each peer's tasks, updated with every record."""
         self._checkpoint = checkpoint
         self._check = check
         self._on_end = on_end
@@ -83,31 +83,31 @@ class TaskRegistry:
         await self._write(list(self._logs.values()))
 
     async def check(self) -> None:
-        """Raises the `StorageFailure` that a task would meet now."""
+        """Raises the `StorageFailure` that a task would get now."""
         try:
             async with asyncio.timeout(_CHECK_WITHIN):
                 await self._check()
         except TimeoutError:
-            raise self._failure or StorageFailure("the storage does not answer") from None
+            raise self._failure or StorageFailure("the storage does not respond") from None
         if waiting := sum(log.lost is not None for log in self._logs.values()):
-            raise StorageFailure(f"{waiting} tasks that ended still wait to be stored")
+            raise StorageFailure(f"{waiting} ended tasks are not stored yet")
 
     # Tasks.
 
     def begin(self, task: Task, context: ServerCallContext) -> TaskLog:
-        """The log of a new task, which is stored with its first event."""
+        """Creates the log of a new task. The task is stored with its first event."""
         log = self._logs[task.id] = TaskLog(task, context, self, self._listener)
         return log
 
     def adopt(self, task: Task, context: ServerCallContext) -> TaskLog:
-        """The log of a stored task that has none in memory."""
+        """Creates the log of a stored task."""
         log = TaskLog(task, context, self, self._listener, recorded=True)
         if not log.ended:
             self._logs[task.id] = log
         return log
 
     def log(self, task_id: str, context: ServerCallContext) -> TaskLog | None:
-        """The log of a task that works, if it is the caller's."""
+        """Returns the log of an active task if the task belongs to the caller."""
         log = self._logs.get(task_id)
         return log if log is not None and log.owner == resolve_user_scope(context) else None
 
@@ -121,7 +121,7 @@ class TaskRegistry:
         return task
 
     async def list(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
-        """The store's page, with the newest text of those tasks that work."""
+        """Returns the store's page, with the newest text of active tasks."""
         page = await self._store.list(params, context)
         for task in page.tasks:
             log = self.log(task.id, context)
@@ -131,7 +131,7 @@ class TaskRegistry:
                 replace_non_finite(task)
         return page
 
-    # What logs ask (`task_log.Recorder`).
+    # The `task_log.Recorder` interface.
 
     async def record(self, log: TaskLog) -> None:
         self._unwritten.pop(log, None)
@@ -159,7 +159,7 @@ class TaskRegistry:
         if log.recorded:
             self.record_later(log)
         else:
-            # The store has no trace of it that would wait for its end.
+            # The store does not have the task, so it needs no end there.
             self._forget(log)
 
     def _forget(self, log: TaskLog) -> None:

@@ -1,4 +1,4 @@
-"""Which messages are refused before anything is done with them."""
+"""Checks of requests before anything is done with them."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ __all__ = [
 MAX_ID = 256
 MAX_PAGE_TOKEN = 1024
 MAX_ANSWERS = 2**20
-"""Bytes of all answers to the questions of one task, which stay in its history."""
+"""Bytes of all answers to the questions of one task. They stay in its history."""
 
 
 def require_sound(message: Message) -> None:
+    """Checks the role and the ids of a message."""
     if message.role != Role.ROLE_USER:
-        raise InvalidParamsError("a message to an agent has the role ROLE_USER")
+        raise InvalidParamsError("a message to an agent must have the role ROLE_USER")
     for name in ("message_id", "context_id", "task_id"):
         value = getattr(message, name)
         camel = name.replace("_id", "Id")
         if len(value) > MAX_ID:
-            raise InvalidParamsError(f"a {camel} has at most {MAX_ID} characters")
+            raise InvalidParamsError(f"a {camel} must not be longer than {MAX_ID} characters")
         if "\0" in value:
-            raise InvalidParamsError(f"a {camel} has no NUL character")
+            raise InvalidParamsError(f"a {camel} must not contain a NUL character")
 
 
 def require_page_token(token: str) -> None:
-    """The SDK decodes any, and fails at one that is nested deeply."""
+    """The SDK decodes a token of any length, and fails on one that is nested deeply."""
     if len(token) > MAX_PAGE_TOKEN:
         raise InvalidParamsError("Invalid page token")
 
@@ -60,12 +61,13 @@ def require_known_status(status: object) -> None:
 
 
 def require_room_for_answer(task: Task, answer: Message) -> None:
-    """A message that does not answer leaves the question open: there may be any number of them."""
+    """Bounds the answers: a message that does not answer the question leaves it open, so a peer
+    could send any number of them."""
     before = sum(m.ByteSize() for m in task.history[1:] if m.role == Role.ROLE_USER)
     if before + answer.ByteSize() > MAX_ANSWERS:
         raise InvalidParamsError(
-            f"the answers to a task's questions have at most {MAX_ANSWERS:,} bytes in all; send "
-            "what is longer without taskId"
+            f"the answers to a task's questions exceed {MAX_ANSWERS:,} bytes in all; send a longer "
+            "text as a new message, without taskId"
         )
 
 
@@ -78,7 +80,7 @@ def require_same_context(message: Message, task: Task) -> None:
 
 
 def require_open(task: Task) -> None:
-    """An ended task takes no message, and nobody can follow it."""
+    """A task in a terminal state takes no message and no subscriber."""
     if task.status.state in TERMINAL:
         raise UnsupportedOperationError(
             f"Task {task.id} is in terminal state: {TaskState.Name(task.status.state)}"
@@ -91,5 +93,5 @@ def require_interrupted(task: Task) -> None:
     if task.status.state in WORKING:
         raise UnsupportedOperationError(
             f"task {task.id} is still working; wait for it or cancel it, or send the message "
-            "without taskId to put it in line"
+            "without taskId to queue it"
         )

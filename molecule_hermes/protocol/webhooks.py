@@ -1,7 +1,7 @@
-"""Push notifications: a task's events to its peer's webhook, outside of the turn.
+"""Push notifications: sends a task's events to its peer's webhooks, outside of the turn.
 
 The SDK's own sender makes one attempt and is awaited inside the event consumer, so that a slow
-webhook holds up the task's events. Here every webhook of a task has a queue: events go out one by
+webhook delays the task's events. Here every webhook of a task has a queue. Events are sent one by
 one, in order, with retries. A queue that falls behind drops its oldest updates, never the last
 state.
 """
@@ -52,8 +52,8 @@ _Key: TypeAlias = tuple[str, str]
 
 
 class PushConfigs(PushNotificationConfigStore):
-    """The stored configurations, and which tasks have any: most have none, and are asked for at
-    every event."""
+    """The stored configurations. It remembers which active tasks have any: it is asked at every
+    event, and most tasks have none."""
 
     def __init__(self, stored: PushNotificationConfigStore) -> None:
         self._stored = stored
@@ -66,13 +66,17 @@ class PushConfigs(PushNotificationConfigStore):
         context: ServerCallContext,
     ) -> TaskPushNotificationConfig | None:
         if notification_config.ByteSize() > MAX_CONFIG:
-            raise InvalidParamsError(f"a push configuration has at most {MAX_CONFIG:,} bytes")
+            raise InvalidParamsError(f"a push configuration must not exceed {MAX_CONFIG:,} bytes")
         if any(not value.isprintable() for value in _headers(notification_config).values()):
-            raise InvalidParamsError("a webhook's token and credentials have no control characters")
+            raise InvalidParamsError(
+                "a webhook's token and credentials must not contain control characters"
+            )
         known = await self._stored.get_info(task_id, context)
         new = all(config.id != (notification_config.id or task_id) for config in known)
         if new and len(known) >= MAX_CONFIGS:
-            raise InvalidParamsError(f"a task has at most {MAX_CONFIGS} push configurations")
+            raise InvalidParamsError(
+                f"a task must not have more than {MAX_CONFIGS} push configurations"
+            )
         self._tasks.add(task_id)
         config = registered_by(notification_config, context)
         return await self._stored.set_info(task_id, config, context)
@@ -88,7 +92,7 @@ class PushConfigs(PushNotificationConfigStore):
         return await self._stored.get_info_for_dispatch(task_id)
 
     async def recall(self, task_id: str) -> bool:
-        """Whether a task of an earlier life of the bridge has any; from now on it is known."""
+        """Whether a task from before the restart has a configuration. If so, it is remembered."""
         if found := bool(await self._stored.get_info_for_dispatch(task_id)):
             self._tasks.add(task_id)
         return found
@@ -105,7 +109,7 @@ class PushConfigs(PushNotificationConfigStore):
 
 
 class PushSender:
-    """Open for the life of the bridge; on exit what waits gets `flush_for` seconds."""
+    """An async context manager. On exit, queued notifications get `flush_for` seconds."""
 
     def __init__(
         self,
@@ -138,7 +142,7 @@ class PushSender:
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            # So that webhooks that hang hold up only those at the same address.
+            # Webhooks that hang delay only those at the same address.
             connector=self._addresses.connector(_CONNECTIONS, _CONNECTIONS // 8),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=self._timeout),
@@ -157,10 +161,10 @@ class PushSender:
             await self._session.close()
 
     def announce(self, events: Sequence[TaskStatusUpdateEvent]) -> None:
-        """Tells of tasks that an earlier life of the bridge left, without holding anybody up."""
-        self._announcer = asyncio.create_task(self._tell_all(events), name="push-announcer")
+        """Notifies the webhooks of tasks that a crash interrupted, in the background."""
+        self._announcer = asyncio.create_task(self._announce_all(events), name="push-announcer")
 
-    async def _tell_all(self, events: Sequence[TaskStatusUpdateEvent]) -> None:
+    async def _announce_all(self, events: Sequence[TaskStatusUpdateEvent]) -> None:
         for event in events:
             try:
                 if await self.configs.recall(event.task_id):
@@ -170,7 +174,7 @@ class PushSender:
                 logger.warning("the webhooks of task %s cannot be read", event.task_id)
 
     async def accepts(self, url: str) -> bool:
-        """Whether a webhook may be registered; it is checked again for every connection."""
+        """Whether a webhook may be registered. The address is checked again at each connection."""
         try:
             async with asyncio.timeout(self._timeout):
                 await self._addresses.check(url)
@@ -213,11 +217,12 @@ class PushSender:
             await asyncio.sleep(self._backoff.delay(attempt))
         self.failed += 1
         logger.warning(
-            "a push notification of task %s was given up (%s)", notification.task_id, status
+            "gave up a push notification of task %s (status %s)", notification.task_id, status
         )
 
     async def _post(self, notification: _Notification) -> int:
-        """The webhook's status; 503 stands for no answer, 403 for an address that is not called."""
+        """Returns the webhook's status, 503 if there is no response, or 403 if its address is not
+        allowed."""
         if self._session is None:
             return 403
         config = notification.config
@@ -229,7 +234,7 @@ class PushSender:
                 return response.status
         except NotPublicError:
             return 403
-        except ValueError:  # a header that cannot be sent, stored before this was checked
+        except ValueError:  # a header that cannot be sent; older bridges stored such
             return 400
         except (aiohttp.ClientError, TimeoutError, OSError):
             return 503

@@ -137,7 +137,7 @@ async def test_secrets_that_up_generates_are_in_no_file(tmp_path: Path) -> None:
             assert "for the bridge that is ready at" in ended.stdout
     ended = await _command(environ, "plugin", "status")
     assert ended.returncode == 1
-    assert "no Hermes runs on that folder" in ended.stdout
+    assert f"no Hermes runs on {home.path}" in ended.stdout
 
 
 async def _command(environ: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
@@ -178,7 +178,7 @@ async def test_the_doctor_checks_the_secrets_it_is_given_against_a_running_bridg
 ) -> None:
     ended = await _command(environ, "doctor")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "Hermes takes API_SERVER_KEY" in ended.stdout
+    assert "Hermes accepts API_SERVER_KEY" in ended.stdout
     wrong = environ | {API_KEY: "another-key-0123456789", SECRET: "another-secret-0123456789"}
     ended = await _command(wrong, "doctor")
     assert ended.returncode == 1

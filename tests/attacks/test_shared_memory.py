@@ -49,7 +49,7 @@ async def test_several_peers_share_no_memory_unless_the_operator_says_so(
         assert "terminal" in model.tools()
         assert not model.tools() & SHARED
         assert "teal" not in model.prompts()
-        assert "session_search, memory, cronjob are off" in stack.output
+        assert "session_search, memory, cronjob are disabled" in stack.output
         # Nor when the agent calls one that it was not offered, or delegates.
         async with peer(stack.url, token=BOB) as client:
             await ask(client, 'demo:call=session_search {"query": "hello"}')
@@ -67,7 +67,7 @@ async def test_several_peers_share_no_memory_unless_the_operator_says_so(
             await ask(client, "hello again")
         assert model.tools() >= SHARED
         assert "teal" in model.prompts()
-        assert "the peers' agents share session_search, memory, cronjob" in stack.output
+        assert "all peers share session_search, memory, cronjob" in stack.output
 
 
 @pytest.mark.parametrize("way", ["plugin", "chat"])

@@ -398,7 +398,7 @@ async def test_a_later_answer_that_is_refused_shows_why_and_the_question(
         assert f"send --task {task.id} ANSWER\n" in sent.err
         again = await Session().send(b.url, " ", "", task.id)
         assert again.code == 1
-        assert "? the message holds no answer; answer in words\n" in again.err
+        assert "? the message holds no answer; answer with text\n" in again.err
         assert "which colour?" in again.err
         assert (await Session().send(b.url, "red", "", task.id)).code == 0
     assert transport.answers == [("q2", "Red")]
@@ -444,7 +444,7 @@ async def test_a_question_is_asked_at_the_prompt_until_an_answer_is_accepted(
         task = await the_task(b.url)
     assert transport.answers == [("q1", "once"), ("q2", "rather grün")]
     assert terminal.seen.count("may I run rm -rf x?") == 1
-    assert "? 'perhaps' is none of the choices; answer once, session, deny, yes or no\n" in (
+    assert "? 'perhaps' is not one of the choices; answer once, session, deny, yes or no\n" in (
         terminal.seen
     )
     assert "? which colour?\n\n  (Red / Blue)\nanswer> " in terminal.seen

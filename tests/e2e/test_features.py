@@ -172,7 +172,7 @@ async def test_neither_an_unknown_choice_nor_another_peer_approves_a_command(
     asked = await ask(alice, f"demo:run rm -rf {victim}")
     again = await ask(alice, "always", task_id=asked.task_id)
     assert again.question["questionId"] == asked.question["questionId"]
-    assert "none of the choices" in again.question["remark"]
+    assert "not one of the choices" in again.question["remark"]
     async with peer(stack.url, token=BOB) as bob:
         with pytest.raises(TaskNotFoundError):
             await ask(bob, "yes", task_id=asked.task_id)

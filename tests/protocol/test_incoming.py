@@ -187,10 +187,10 @@ async def test_limits_hold_for_each_file_for_all_and_for_their_number() -> None:
     await few.read(told(Part(raw=PNG), Part(text="x"), Part(text="y"), Part(raw=PNG)))
     failure = await refusal(few, Part(raw=PNG), Part(raw=PNG), new_data_part({}))
     assert isinstance(failure, TooLarge)
-    assert "3 files; this agent takes 2" in failure.message
+    assert "3 files; this agent accepts 2" in failure.message
     failure = await refusal(few, Part(raw=PNG + b"x", filename="a.png"))
     assert isinstance(failure, TooLarge)
-    assert f"part 1 (a.png) has more than the {len(PNG):,} bytes" in failure.message
+    assert f"part 1 (a.png) is larger than the {len(PNG):,} bytes" in failure.message
     large = bytes(MAX_FILE_BYTES)
     await Attachments().read(told(Part(raw=large), Part(raw=large)))
     failure = await refusal(Attachments(), Part(raw=large), Part(raw=large), Part(raw=PNG))
@@ -315,7 +315,7 @@ async def test_a_slow_server_is_not_waited_for() -> None:
     assert "takes too long" in failure.message
 
 
-async def test_a_server_that_fails_is_told() -> None:
+async def test_a_server_that_fails_is_named_in_the_failure() -> None:
     async def gone(request: web.Request) -> web.Response:
         return web.Response(status=404)
 
@@ -374,7 +374,7 @@ async def test_peers_take_turns_with_their_urls() -> None:
     assert asked.index("other") < 20
 
 
-async def test_more_urls_than_may_wait_are_told_to_come_again() -> None:
+async def test_more_urls_than_may_wait_are_busy() -> None:
     attachments = near()
     async with asyncio.timeout(20), serving(a=hanging) as at:
         part = Part(url=f"{at}/a")

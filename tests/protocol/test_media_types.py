@@ -78,11 +78,11 @@ def test_what_is_rightly_declared_is_taken_so(declared: str, data: bytes, taken_
         ("video/mp4", PNG, "image/png"),
         ("text/plain", b"\xff\xfe\xfd", "is not UTF-8"),
         ("text/csv", PNG, "is not UTF-8"),
-        ("nonsense", b"x", "media type that is none"),
-        ("a b/c", b"x", "media type that is none"),
+        ("nonsense", b"x", "invalid media type"),
+        ("a b/c", b"x", "invalid media type"),
     ],
 )
-def test_what_is_wrongly_declared_is_refused(declared: str, data: bytes, told: str) -> None:
+def test_a_wrongly_declared_file_is_refused(declared: str, data: bytes, told: str) -> None:
     with pytest.raises(MismatchError, match=told):
         media_type_of("f", declared, data)
 
@@ -108,7 +108,7 @@ def test_what_is_wrongly_declared_is_refused(declared: str, data: bytes, told: s
         ("", b"", "text/plain"),
     ],
 )
-def test_what_is_not_declared_is_told_by_its_content_and_then_its_name(
+def test_an_undeclared_type_is_detected_from_the_content_and_then_the_name(
     name: str, data: bytes, found: str
 ) -> None:
     for declared in ("", "application/octet-stream", "binary/octet-stream"):

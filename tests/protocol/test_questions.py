@@ -78,12 +78,12 @@ def test_a_clarification_takes_a_choice_or_any_words() -> None:
 def test_a_data_part_names_the_question(answer: object) -> None:
     data = new_data_part({"questionId": "q1", "answer": answer})
     assert read_answer(APPROVAL, said(data), asked="another") == "once"
-    with pytest.raises(NotAnAnswerError, match="gone"):
+    with pytest.raises(NotAnAnswerError, match="no longer open"):
         read_answer(CLARIFY, said(data))
 
 
 def test_an_answer_counts_only_for_the_question_that_its_peer_had_seen() -> None:
-    with pytest.raises(NotAnAnswerError, match="gone"):
+    with pytest.raises(NotAnAnswerError, match="no longer open"):
         read_answer(APPROVAL, said(Part(text="yes")), asked="the one before")
 
 
@@ -100,7 +100,9 @@ _parts = st.lists(
 
 
 @given(_parts, st.sampled_from([APPROVAL, CLARIFY]))
-def test_any_message_is_an_answer_or_is_told_why_not(parts: list[Part], question: Question) -> None:
+def test_any_message_is_an_answer_or_gets_the_reason_why_not(
+    parts: list[Part], question: Question
+) -> None:
     try:
         answer = read_answer(question, said(*parts))
     except NotAnAnswerError:
@@ -150,18 +152,20 @@ async def test_a_question_stops_the_task_and_its_answer_goes_on_with_the_same_tu
     ]
 
 
-async def test_what_is_no_answer_is_told_so_and_the_question_stands(bridge: StartBridge) -> None:
+async def test_a_message_that_is_no_answer_gets_a_remark_and_the_question_stays_open(
+    bridge: StartBridge,
+) -> None:
     transport = ScriptedTransport(APPROVAL, Answered(), Completed("done"))
     async with bridge(transport) as b, peer(b.url) as client:
         asked = await ask(client, "clean up")
         again = await ask(client, "perhaps", task_id=asked.task_id)
         assert again.question["questionId"] == "q1"
-        assert "'perhaps' is none of the choices" in again.question["remark"]
+        assert "'perhaps' is not one of the choices" in again.question["remark"]
         request = message("", task_id=asked.task_id)
         del request.message.parts[:]
         request.message.parts.append(new_data_part({"questionId": "old", "answer": "yes"}))
         gone = await send(client, request)
-        assert "gone" in gone.question["remark"]
+        assert "no longer open" in gone.question["remark"]
         assert transport.answers == []
         done = await ask(client, "deny", task_id=asked.task_id)
     assert done.states[-1] == "COMPLETED"
@@ -303,7 +307,7 @@ async def test_a_subscription_ends_with_the_question_and_one_after_it_with_the_r
 
 
 @pytest.mark.parametrize(("question", "answer"), [(APPROVAL, "deny"), (CLARIFY, NOBODY_TO_ASK)])
-async def test_when_nobody_answers_the_turn_goes_on_without(
+async def test_without_an_answer_in_time_the_turn_goes_on(
     bridge: StartBridge, question: Question, answer: str
 ) -> None:
     transport = ScriptedTransport(question, Answered(), TextDelta("went on"), Completed("went on"))
@@ -318,7 +322,7 @@ async def test_when_nobody_answers_the_turn_goes_on_without(
     assert after.question, "the conversation is free for its next turn"
 
 
-async def test_a_refusal_that_does_not_reach_hermes_is_told_in_one_line(
+async def test_a_refusal_that_does_not_reach_hermes_is_logged_in_one_line(
     bridge: StartBridge, caplog: pytest.LogCaptureFixture
 ) -> None:
     transport = ScriptedTransport(APPROVAL, asyncio.Event())

@@ -513,7 +513,7 @@ class Silent(AgentExecutor):
 
 
 @pytest.mark.parametrize("now", [True, False])
-async def test_an_answer_to_which_nothing_is_said_leaves_nobody_waiting(now: bool) -> None:
+async def test_an_answer_without_any_event_leaves_no_caller_waiting(now: bool) -> None:
     async with serving(Silent()) as handler:
         task = await send(handler, message("go"))
         for _ in range(2):

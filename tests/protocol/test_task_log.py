@@ -199,7 +199,7 @@ async def test_snapshot_and_tail_are_the_whole_whenever_one_subscribes(
         assert stored == whole, "the store has what subscribers saw"
 
 
-async def test_a_state_is_durable_before_anybody_is_told() -> None:
+async def test_a_state_is_durable_before_it_is_published() -> None:
     disk = Disk()
     log = make(disk)
     subscription = reader(log)
@@ -216,7 +216,7 @@ async def test_a_state_is_durable_before_anybody_is_told() -> None:
     assert [task.id for task in disk.recorded] == ["t"]
 
 
-async def test_nobody_reads_a_state_before_it_is_durable() -> None:
+async def test_a_state_cannot_be_read_before_it_is_durable() -> None:
     disk = Disk()
     log = make(disk)
     await log.enqueue_event(created())
@@ -233,7 +233,7 @@ async def test_nobody_reads_a_state_before_it_is_durable() -> None:
     assert (await reading).status.state == COMPLETED
 
 
-async def test_text_is_recorded_later_and_told_at_once() -> None:
+async def test_text_is_published_at_once_and_recorded_later() -> None:
     disk = Disk()
     log = make(disk)
     await log.enqueue_event(created())
@@ -264,7 +264,7 @@ async def test_a_writer_that_is_canceled_has_written() -> None:
     assert disk.recorded[-1].status.message.message_id == "a tool runs"
 
 
-async def test_a_state_that_cannot_be_stored_is_told_as_the_tasks_failure() -> None:
+async def test_a_state_that_cannot_be_stored_fails_the_task() -> None:
     disk = Disk()
     log = make(disk)
     await log.enqueue_event(created())
@@ -281,7 +281,7 @@ async def test_a_state_that_cannot_be_stored_is_told_as_the_tasks_failure() -> N
     assert (await log.snapshot()).status.state == FAILED
 
 
-async def test_a_task_that_cannot_even_be_created_is_told_whole() -> None:
+async def test_a_task_that_cannot_be_created_is_published_as_failed() -> None:
     disk = Disk()
     disk.failure = RuntimeError("password=hunter2")
     log = make(disk)
@@ -294,7 +294,7 @@ async def test_a_task_that_cannot_even_be_created_is_told_whole() -> None:
     assert "hunter2" not in str(told)
 
 
-async def test_what_comes_after_the_end_or_out_of_place_reaches_nobody() -> None:
+async def test_events_after_the_end_or_out_of_order_are_dropped() -> None:
     log = make()
     subscription = reader(log)
     log.follow(subscription)
@@ -320,7 +320,7 @@ async def test_a_task_without_an_end_gets_one() -> None:
     assert told.status.state == FAILED  # type: ignore[union-attr]
 
 
-async def test_a_subscriber_that_falls_behind_is_dropped_and_hurts_nobody() -> None:
+async def test_a_subscriber_that_falls_behind_is_dropped_and_delays_no_other() -> None:
     log, dropped = make(), []
     slow, quick = reader(log, 3, lambda: dropped.append(1)), reader(log, 3)
     await log.enqueue_event(created())
@@ -344,7 +344,7 @@ async def test_a_subscriber_to_an_ended_task_gets_its_end_and_no_more() -> None:
     assert await rest_of(subscription) == []
 
 
-async def test_a_listener_that_fails_holds_up_nobody() -> None:
+async def test_a_listener_that_fails_delays_no_subscriber() -> None:
     async def broken(task: Task, event: TaskEvent) -> None:
         raise RuntimeError("no webhook")
 

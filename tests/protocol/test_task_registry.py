@@ -184,7 +184,7 @@ async def test_the_end_has_all_the_text(disk: Disk) -> None:
         assert reply_text(await read(tasks)) == "some more"
 
 
-async def test_a_state_is_not_told_before_it_is_on_disk(disk: Disk) -> None:
+async def test_a_state_is_not_published_before_it_is_on_disk(disk: Disk) -> None:
     async with over(disk) as tasks:
         log = await begun(tasks)
         disk.go.clear()
@@ -266,12 +266,12 @@ async def test_a_lost_task_keeps_the_store_unready_though_the_disk_is_well(disk:
         disk.failure = StorageFailure("the disk is full")
         await log.enqueue_event(became("COMPLETED"))
         disk.failure = None
-        with pytest.raises(StorageFailure, match="1 tasks that ended still wait"):
+        with pytest.raises(StorageFailure, match="1 ended tasks are not stored yet"):
             await tasks.check()
     assert state(disk.saves[-1]) == "FAILED"
 
 
-async def test_a_disk_that_hangs_is_not_ready_and_the_last_reason_is_told(
+async def test_a_disk_that_hangs_is_not_ready_and_the_last_reason_is_reported(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def hang() -> None:
@@ -280,7 +280,7 @@ async def test_a_disk_that_hangs_is_not_ready_and_the_last_reason_is_told(
     monkeypatch.setattr(module, "_CHECK_WITHIN", 0.05)
     async with over(disk, check=hang) as tasks:
         log = await begun(tasks)
-        with pytest.raises(StorageFailure, match="does not answer"):
+        with pytest.raises(StorageFailure, match="does not respond"):
             await tasks.check()
         disk.failure = StorageFailure("the disk is full")
         await log.enqueue_event(became("COMPLETED"))
