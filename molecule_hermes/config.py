@@ -172,6 +172,12 @@ class Settings(BaseModel):
         "ask",
         "ask (the peer approves dangerous commands) or deny (they are always denied)",
     )
+    reply: Literal["task", "message"] = _own(
+        "REPLY",
+        "task",
+        "task (a peer gets a task and follows it) or message (a peer gets one message with the "
+        "final answer, and no question ever reaches it)",
+    )
     question_timeout: Seconds = _own(
         "QUESTION_TIMEOUT",
         300,

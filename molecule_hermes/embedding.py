@@ -55,7 +55,11 @@ class EmbeddedExecutor(HermesAgentProxyExecutor):
         self.settings = settings
         self.transport_name = transport_to_running_hermes(settings)
         transport = create_transport(self.transport_name, settings, known_credentials(settings))
-        super().__init__(transport, **executor_options(settings, transport))
+        super().__init__(
+            transport,
+            **executor_options(settings, transport),
+            replies_with_message=settings.reply == "message",
+        )
         self._state: Literal["new", "started", "stopped"] = "new"
         self._changing = asyncio.Lock()
 

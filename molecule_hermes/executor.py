@@ -25,7 +25,7 @@ from typing import Any
 from a2a.server.agent_execution import AgentExecutor, RequestContext
 from a2a.server.events import EventQueue
 from a2a.server.tasks import TaskUpdater
-from a2a.types import TaskState
+from a2a.types import Message, TaskState
 
 from molecule_hermes.errors import (
     BadRequest,
@@ -42,6 +42,7 @@ from molecule_hermes.protocol import status as updates
 from molecule_hermes.protocol.active_turn import ActiveTurn
 from molecule_hermes.protocol.dialogue import Approvals, Dialogue
 from molecule_hermes.protocol.incoming import Attachments, without_bytes
+from molecule_hermes.protocol.message_reply import MessageQueue
 from molecule_hermes.protocol.reply import ReplyArtifact
 from molecule_hermes.protocol.states import state_name
 from molecule_hermes.telemetry.metrics import Metrics
@@ -72,19 +73,29 @@ class HermesAgentProxyExecutor(AgentExecutor):
         cancel_timeout: float = 10.0,
         approvals: Approvals = "ask",
         question_timeout: float = 300.0,
+        asks: bool = True,
+        replies_with_message: bool = False,
         metrics: Metrics | None = None,
         admit: Callable[[str], None] | None = None,
+        complete: Callable[[Turn, Message], Turn] | None = None,
     ) -> None:
-        """`admit` raises a `TurnFailure` for a peer whose turns are refused at present."""
+        """`admit` raises a `TurnFailure` for a peer whose turns are refused at present. Without
+        `asks`, Hermes's questions are refused at once. With `replies_with_message`, a turn emits
+        one Message instead of a task; its questions must be refused then. `complete` adds what a
+        platform's messages say about their turns."""
         self._transport = transport
         self._scheduler = scheduler or Scheduler()
         self._attachments = attachments or Attachments(transport.features)
         self._system_prompt = system_prompt
         self._turn_timeout = turn_timeout
         self._cancel_timeout = cancel_timeout
-        self._dialogue = Dialogue(transport, approvals=approvals, question_timeout=question_timeout)
+        self._dialogue = Dialogue(
+            transport, approvals=approvals, question_timeout=question_timeout, asks=asks
+        )
         self._metrics = metrics or Metrics()
+        self._replies_with_message = replies_with_message
         self._admit = admit or (lambda peer: None)
+        self._complete = complete or (lambda turn, message: turn)
         self._runs: dict[str, ActiveTurn] = {}
         self._asked_and_ended: deque[str] = deque(maxlen=1000)
         """The last tasks that asked something and have ended."""
@@ -100,6 +111,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
         return sum(active.run.state is State.ASKING for active in self._runs.values())
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+        if self._replies_with_message:
+            event_queue = MessageQueue(event_queue)
         active = self._runs.get(context.task_id or "")
         if active is None and context.task_id in self._asked_and_ended:
             # The turn ended while this answer was on its way: its last state is in the queue,
@@ -165,6 +178,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
 
     async def _begin(self, context: RequestContext, event_queue: EventQueue) -> ActiveTurn:
         turn = replace(_turn(context), system_prompt=self._system_prompt)
+        if context.message is not None:
+            turn = self._complete(turn, context.message)
         updater = TaskUpdater(event_queue, turn.task_id, turn.context_id)
         deadline = asyncio.timeout(self._turn_timeout)
         active = ActiveTurn(turn, updater, ReplyArtifact(updater), deadline)

@@ -101,7 +101,7 @@ async def test_a_platform_runs_a_turn_over_chat_completions(
 ) -> None:
     environ(HERMES_API_BASE=hermes.base_url, API_SERVER_KEY=KEY)
     config = AdapterConfig(model="the-platforms", system_prompt="Be kind.")
-    async with platform(config) as url, peer(url) as client:
+    async with platform(config) as workspace, peer(workspace.url) as client:
         turn = await ask(client, "ping")
     assert turn.states[-1] == "COMPLETED"
     assert turn.text == "pong"
@@ -118,7 +118,7 @@ async def test_with_the_platform_installed_it_is_a_base_adapter(
     assert isinstance(adapter, BaseAdapter)
     assert adapter.memory_filename() == "inherited from the platform"
     assert adapter.capabilities() == RuntimeCapabilities(provides_native_session=True)
-    async with platform(AdapterConfig()) as url, peer(url) as client:
+    async with platform(AdapterConfig()) as workspace, peer(workspace.url) as client:
         assert (await ask(client, "ping")).text == "pong"
 
 
@@ -186,7 +186,7 @@ async def test_only_the_names_of_keys_are_logged(
 
 async def test_smoke_mode_needs_no_hermes(environ: Callable[..., None]) -> None:
     environ(MOLECULE_SMOKE_MODE=1, HERMES_API_BASE=f"http://127.0.0.1:{free_port()}/v1")
-    async with platform(AdapterConfig()) as url, peer(url) as client:
+    async with platform(AdapterConfig()) as workspace, peer(workspace.url) as client:
         turn = await ask(client, "ping")
     assert turn.states[-1] == "FAILED"
     assert turn.failure["kind"] == "unreachable"

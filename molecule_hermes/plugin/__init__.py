@@ -26,6 +26,7 @@ _HINT = (
 
 def register(ctx: Any) -> None:
     """Called by Hermes with its plugin context (hermes_cli/plugins.py)."""
+    from molecule_hermes.plugin import workspace_tools
     from molecule_hermes.plugin.hooks import Hooks
 
     hooks = Hooks()
@@ -48,6 +49,7 @@ def register(ctx: Any) -> None:
         allow_update_command=False,
     )
     hooks.register(ctx)
+    workspace_tools.register(ctx)
 
 
 def _has_aiohttp() -> bool:

@@ -28,6 +28,7 @@ __all__ = [
     "has_agent",
     "has_session",
     "hermes_home",
+    "is_interrupted",
     "lend_api_key",
     "remove_event_handler",
     "report_connected",
@@ -172,6 +173,16 @@ def enter_folder(folder: Path, session_id: str) -> None:
     for key in (get_session_env("HERMES_SESSION_KEY"), session_id):
         if not Path(get_session_cwd(key) or "").is_relative_to(folder):
             record_session_cwd(key, str(folder))
+
+
+def is_interrupted() -> bool:
+    """Whether Hermes wants the tool that runs in this thread to stop.
+
+    `is_interrupted` (tools/interrupt.py:62).
+    """
+    from tools.interrupt import is_interrupted as interrupted
+
+    return bool(interrupted())
 
 
 def working_directory() -> Path:

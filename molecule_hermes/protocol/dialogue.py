@@ -26,9 +26,16 @@ class Dialogue:
     """Shows turns to their peers and passes the peers' answers to Hermes."""
 
     def __init__(
-        self, transport: Transport, *, approvals: Approvals, question_timeout: float
+        self,
+        transport: Transport,
+        *,
+        approvals: Approvals,
+        question_timeout: float,
+        asks: bool = True,
     ) -> None:
+        """Without `asks`, no question reaches the peer, because nobody would answer it."""
         self._transport = transport
+        self._asks = asks
         self._approvals = approvals
         self._question_timeout = question_timeout
 
@@ -63,6 +70,9 @@ class Dialogue:
         await active.reply.flush()
         if active.run.asks_no_more:
             return
+        if not self._asks:
+            await self._refuse(active, question, "nobody can be asked here")
+            return
         if question.kind == "approval" and self._approvals == "deny":
             await self._refuse(
                 active, question, "the operator does not allow peers to approve commands"
@@ -95,8 +105,14 @@ class Dialogue:
             logger.warning("question %s could not be refused (%s)", question.question_id, error)
         if active.run.ended:
             return
-        outcome = "denied" if question.kind == "approval" else "left to the agent"
-        data = {"questionId": question.question_id, "answer": answer}
+        denied = question.kind == "approval"
+        outcome = "denied" if denied else "left to the agent"
+        data = {
+            "questionId": question.question_id,
+            "answer": answer,
+            "question": question.text,
+            "denied": denied,
+        }
         await updates.working(active.updater, f"{outcome}: {why}", {"refused": data})
 
     async def _withdraw(self, active: ActiveTurn, question_id: str) -> None:

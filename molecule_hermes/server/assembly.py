@@ -78,6 +78,7 @@ def executor_options(settings: Settings, transport: Transport) -> dict[str, Any]
         "turn_timeout": settings.turn_timeout,
         "approvals": settings.approvals,
         "question_timeout": settings.question_timeout,
+        "asks": settings.reply == "task",
     }
 
 

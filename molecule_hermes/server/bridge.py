@@ -19,6 +19,7 @@ from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.net.ports import bind, socket_family
 from molecule_hermes.net.urls import base_url
 from molecule_hermes.protocol.card import build_card
+from molecule_hermes.protocol.message_handler import MessageRequestHandler
 from molecule_hermes.protocol.recovery import InterruptedTasks
 from molecule_hermes.protocol.request_handler import BridgeRequestHandler
 from molecule_hermes.protocol.task_registry import TaskRegistry
@@ -164,7 +165,8 @@ class Bridge:
     ) -> BridgeRequestHandler:
         settings, features = self._settings, self._transport.features
         card = build_card(settings, self.url, features, demo=self._demo, warnings=self._warnings)
-        handler = BridgeRequestHandler(
+        as_message = settings.reply == "message"
+        handler = (MessageRequestHandler if as_message else BridgeRequestHandler)(
             self._executor,
             tasks,
             card,

@@ -27,6 +27,7 @@ __all__ = [
     "Turn",
     "TurnEvent",
     "Usage",
+    "Utterance",
     "conversation_id",
     "is_last",
 ]
@@ -42,6 +43,14 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
+class Utterance:
+    """What was said earlier in a conversation."""
+
+    speaker: Literal["user", "agent"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One message of a peer to Hermes."""
 
@@ -54,10 +63,14 @@ class Turn:
     a2a_message_id: str = ""
     """The peer's own name for the message, for logs; `message_id` is the bridge's."""
     system_prompt: str = field(default="", repr=False)
+    conversation_key: str = ""
+    """Names the conversation if the context does not."""
+    history: tuple[Utterance, ...] = ()
+    """Earlier turns, for a Hermes that does not know the conversation."""
 
     @property
     def conversation(self) -> str:
-        return conversation_id(self.peer, self.context_id)
+        return conversation_id(self.peer, self.conversation_key or self.context_id)
 
     @property
     def size(self) -> int:

@@ -28,7 +28,7 @@ async def test_a_platform_talks_to_the_real_hermes(
         }
         for name, value in theirs.items():
             monkeypatch.setenv(name, value)
-        async with platform(AdapterConfig()) as url, peer(url) as client:
+        async with platform(AdapterConfig()) as workspace, peer(workspace.url) as client:
             turn = await ask(client, "my fruit is a quince", "platform")
             again = await ask(client, "which fruit?", "platform")
     assert turn.states[-1] == "COMPLETED"

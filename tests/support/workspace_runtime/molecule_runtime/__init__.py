@@ -1,0 +1,1 @@
+"""A test double of the workspace platform's package, found through PYTHONPATH."""
