@@ -128,6 +128,8 @@ class Scene:
         (folder / "victim").mkdir()
         asking = await self.begin("asking", f"demo:run rm -rf {folder / 'victim'}")
         await until(lambda: asking.turn.states[-1] == "INPUT_REQUIRED", 30)
+        # A stream ends with the question; one that begins after it goes on to the task's end.
+        self._watch(asking)
         await until(lambda: done.told, 30)
         await until(lambda: any("tool" in data for data in working.turn.data), 30)
         await until(lambda: processes(SLEEP))
@@ -142,9 +144,12 @@ class Scene:
         watched = self.turns[stage] = Watched(message(text, context or stage))
         self._read(self.client.send_message(watched.request), watched.turn)
         await until(lambda: watched.turn.events)
+        self._watch(watched)
+        return watched
+
+    def _watch(self, watched: Watched) -> None:
         request = SubscribeToTaskRequest(id=watched.turn.task_id)
         self._read(self.client.subscribe(request), watched.beside)
-        return watched
 
     def _read(self, events: AsyncIterator[StreamResponse], turn: Turn) -> None:
         self._group.create_task(_read(events, turn))
