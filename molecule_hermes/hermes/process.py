@@ -178,8 +178,9 @@ class Gateway:
     async def _hand_over(self, process: asyncio.subprocess.Process) -> None:
         if process.stdin is None:
             return
-        # If the process dies meanwhile, the supervisor restarts it.
-        with contextlib.suppress(ConnectionError, TimeoutError):
+        # If the process dies meanwhile, the supervisor restarts it. uvloop raises RuntimeError for
+        # a pipe that is already closed.
+        with contextlib.suppress(ConnectionError, RuntimeError, TimeoutError):
             async with asyncio.timeout(_HANDOVER_TIMEOUT):
                 process.stdin.write(self.handover.to_bytes())
                 await process.stdin.drain()

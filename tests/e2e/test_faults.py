@@ -115,6 +115,11 @@ class Scene:
         self.stored = ""
         """What of the streamed text was on disk before the fault."""
 
+    @property
+    def followed(self) -> list[Watched]:
+        """The turns with open streams: those of a task that asks have ended with the question."""
+        return [watched for stage, watched in self.turns.items() if stage != "asking"]
+
     async def set(self, folder: Path) -> None:
         done = await self.begin("done", "demo:say mark-done")
         working = await self.begin("working", f"demo:run sleep {SLEEP}")
@@ -123,6 +128,8 @@ class Scene:
         (folder / "victim").mkdir()
         asking = await self.begin("asking", f"demo:run rm -rf {folder / 'victim'}")
         await until(lambda: asking.turn.states[-1] == "INPUT_REQUIRED", 30)
+        # A stream ends with the question; one that begins after it goes on to the task's end.
+        self._watch(asking)
         await until(lambda: done.told, 30)
         await until(lambda: any("tool" in data for data in working.turn.data), 30)
         await until(lambda: processes(SLEEP))
@@ -137,9 +144,12 @@ class Scene:
         watched = self.turns[stage] = Watched(message(text, context or stage))
         self._read(self.client.send_message(watched.request), watched.turn)
         await until(lambda: watched.turn.events)
+        self._watch(watched)
+        return watched
+
+    def _watch(self, watched: Watched) -> None:
         request = SubscribeToTaskRequest(id=watched.turn.task_id)
         self._read(self.client.subscribe(request), watched.beside)
-        return watched
 
     def _read(self, events: AsyncIterator[StreamResponse], turn: Turn) -> None:
         self._group.create_task(_read(events, turn))
@@ -296,8 +306,14 @@ async def test_a_killed_hermes_ends_its_turns_and_queued_turns_wait_for_the_next
             family = psutil.Process(stack.process.pid).children(recursive=True)
             before = len(model.asked)
             os.kill(stack.hermes_pid(), signal.SIGKILL)
-            cut = [w for stage, w in scene.turns.items() if stage != "queued"]
+            cut = [watched for watched in scene.followed if watched is not scene.turns["queued"]]
             await until(lambda: all(watched.told for watched in cut), 5)
+            asking = GetTaskRequest(id=scene.turns["asking"].turn.task_id)
+
+            async def question_has_ended() -> bool:
+                return state(await scene.client.get_task(asking)) in ENDED
+
+            await until(question_has_ended, 5)
         assert not alive(family)
         await stack.until_ready()
         async with peer(stack.url) as client, asyncio.timeout(60):
@@ -343,7 +359,7 @@ async def test_sigterm_lets_running_turns_end_and_reports_the_end_of_every_other
             assert report["parts"]["bridge"]["reason"] == "shutting down"  # type: ignore[index]
             late = await ask(scene.client, "too late")
             assert (late.states[-1], late.failure["kind"]) == ("REJECTED", "draining")
-        assert all(watched.told for watched in scene.turns.values())
+        assert all(watched.told for watched in scene.followed)
         assert await stack.ended() == 0
         assert "Traceback" not in stack.output
         assert not alive(family)

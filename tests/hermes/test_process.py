@@ -11,9 +11,11 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import uvloop
 
 from molecule_hermes.errors import StartError, Unreachable
 from molecule_hermes.hermes import process
@@ -230,3 +232,27 @@ async def test_a_hermes_that_pauses_before_it_boots_is_not_killed_as_stuck(tmp_p
         await until(running.respawn_pause, 2.5)
         with pytest.raises(TimeoutError):
             await until(lambda: running.pid != first, 4.0)
+
+
+def test_a_hermes_that_dies_before_it_has_its_secrets_counts_as_a_failed_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With uvloop, which `up` uses, the pipe to a dead process refuses to be written to."""
+    create = asyncio.create_subprocess_exec
+
+    async def create_dead(*command: Any, **options: Any) -> asyncio.subprocess.Process:
+        created = await create(*command, **options)
+        await created.wait()
+        assert created.stdin is not None
+        await until(created.stdin.is_closing)
+        return created
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", create_dead)
+
+    async def run() -> None:
+        async with gateway(tmp_path, DIES, max_restarts=0) as running:
+            with pytest.raises(StartError, match="ended 1 times"):
+                await asyncio.wait_for(running.failed(), 20)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
