@@ -39,7 +39,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_a_turn_is_answered_and_stored(store: TaskStore, streaming: bool) -> None:
     usage = Usage(1, 2, 3, "m")
-    transport = ScriptedTransport(TextDelta("a"), TextDelta("b"), Completed("ab", usage))
+    transport = ScriptedTransport(TextDelta("a"), 0.1, TextDelta("b"), 0.1, Completed("ab", usage))
     async with (
         served(HermesAgentProxyExecutor(transport), store) as url,
         peer(url, streaming=streaming) as client,
@@ -48,7 +48,7 @@ async def test_a_turn_is_answered_and_stored(store: TaskStore, streaming: bool) 
         task = await client.get_task(GetTaskRequest(id=turn.task_id))
     assert turn.states[-1] == state(task) == "COMPLETED"
     assert turn.states[0] == ("SUBMITTED" if streaming else "COMPLETED")
-    assert "".join(part.text for part in task.artifacts[0].parts) == "ab"
+    assert [part.text for part in task.artifacts[0].parts] == ["ab"]
     assert task.metadata["usage"]["totalTokens"] == 3
 
 

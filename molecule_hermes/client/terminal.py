@@ -41,6 +41,8 @@ class Printer:
         self._screen = _Screen(out, err)
         self._folder = folder
         self._texts: dict[str, str] = {}
+        self._partial: set[str] = set()
+        """Artifacts that began before this command: their first text was appended to more."""
         self._files: dict[str, int] = {}
         self._writing = ""
         self._shown_status = ""
@@ -103,12 +105,21 @@ class Printer:
             self.say(f"(continue with --context {context_id})")
 
     def _append(self, artifact_id: str, text: str) -> None:
+        if artifact_id not in self._texts:
+            self._partial.add(artifact_id)
         self._write(artifact_id, text)
         self._texts[artifact_id] = self._texts.get(artifact_id, "") + text
 
     def _replace(self, artifact_id: str, text: str) -> None:
-        """Starts a new line if the text was revised, and continues the line if it only grew."""
+        """Starts a new line if the text was revised, and continues the line if it only grew.
+
+        The last update restates the whole text. Of an artifact that began before this command,
+        only the rest is shown.
+        """
         shown = self._texts.get(artifact_id, "")
+        if artifact_id in self._partial and text.endswith(shown):
+            shown = text
+        self._partial.discard(artifact_id)
         if not text.startswith(shown):
             self._screen.end_line()
             shown = ""

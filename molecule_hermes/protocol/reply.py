@@ -4,6 +4,9 @@ The SDK's request handler copies and saves the whole task for every update, so o
 is quadratic (measured: 17 s for 2,000 tokens on its SQLite store). The first piece is sent at once.
 Later pieces are sent at most once per `interval`, or when `size` characters are waiting that are at
 least a sixteenth of the text before them. So the cost of a burst grows linearly with its length.
+
+The last update restates the whole text, because google-adk takes the update with `lastChunk` for
+the whole reply.
 """
 
 from __future__ import annotations
@@ -15,18 +18,10 @@ from typing import Self
 
 from a2a.helpers import new_text_part
 from a2a.server.tasks import TaskUpdater
-from a2a.types import Artifact
 
-__all__ = ["REPLY", "UPDATE", "ReplyArtifact", "last_update"]
+__all__ = ["REPLY", "ReplyArtifact"]
 
 REPLY = "reply"
-UPDATE = "update"
-"""A name in the artifact's metadata: the number of its last update."""
-
-
-def last_update(artifact: Artifact) -> int:
-    number = artifact.metadata[UPDATE] if UPDATE in artifact.metadata else 0  # noqa: SIM401
-    return int(number) if isinstance(number, float) else 0
 
 
 class ReplyArtifact:
@@ -42,7 +37,6 @@ class ReplyArtifact:
         self._pending_size = 0
         self._exists = False
         self._append = False
-        self._updates = 0
         self._next_at = 0.0
         self._sending = asyncio.Lock()
         self._flusher: asyncio.Task[None] | None = None
@@ -68,9 +62,12 @@ class ReplyArtifact:
         self._pending.append(text)
         self._pending_size += len(text)
         enough = max(self._size, self._sent_size // 16)
-        if self._pending_size >= enough or time.monotonic() >= self._next_at:
+        due = self._exists and time.monotonic() >= self._next_at
+        if due or self._pending_size >= enough:
             await self.flush()
         elif self._flusher is None or self._flusher.done():
+            # The first piece is sent in the loop's next iteration: if the end of the turn has
+            # arrived together with it, the reply is a single update.
             self._flusher = asyncio.create_task(self._flush_in_time(), name="reply-flusher")
 
     async def flush(self) -> None:
@@ -83,20 +80,13 @@ class ReplyArtifact:
         """Sends the last update, after which the artifact's text is `text`. Without any text,
         there is no artifact."""
         async with self._sending:
-            if not text and not self._exists and not self._pending:
-                return
-            rest = "".join(self._take())
-            if "".join(self._sent) == text:
-                await self._send(rest, last=True)
-            else:
-                self._append = False
-                await self._send(text, last=True)
+            await self._send_last(text)
 
     async def keep(self) -> None:
         """Sends the last update of a turn that did not complete. Streamed text stays."""
         async with self._sending:
-            if self._exists or self._pending:
-                await self._send("".join(self._take()), last=True)
+            self._take()
+            await self._send_last("".join(self._sent))
 
     def _take(self) -> list[str]:
         self._sent_size += self._pending_size
@@ -104,17 +94,17 @@ class ReplyArtifact:
         self._sent += taken
         return taken
 
+    async def _send_last(self, text: str) -> None:
+        self._pending.clear()
+        if text or self._exists:
+            self._append = False
+            await self._send(text, last=True)
+
     async def _send(self, text: str, *, last: bool = False) -> None:
         append, self._append, self._exists = self._append, True, True
         self._next_at = time.monotonic() + self._interval
-        self._updates += 1
         await self._updater.add_artifact(
-            [new_text_part(text)],
-            REPLY,
-            name=REPLY,
-            metadata={UPDATE: self._updates},
-            append=append,
-            last_chunk=last,
+            [new_text_part(text)], REPLY, name=REPLY, append=append, last_chunk=last
         )
 
     async def _flush_in_time(self) -> None:

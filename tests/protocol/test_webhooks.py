@@ -105,7 +105,8 @@ async def test_a_webhook_gets_every_event_in_order_with_its_token(bridge: StartB
     assert turn.states[-1] == "COMPLETED"
     assert hook.states == ["SUBMITTED", "WORKING", "COMPLETED"]
     updates = [e["artifactUpdate"] for e in hook.taken if "artifactUpdate" in e]
-    assert "".join(u["artifact"]["parts"][0]["text"] for u in updates) == "ab"
+    assert [u["artifact"]["parts"][0]["text"] for u in updates] == ["a", "b", "ab"]
+    assert [u.get("append", False) for u in updates] == [False, True, False]
     assert hook.headers[0]["X-A2A-Notification-Token"] == "the-peers-token"
     assert hook.headers[0]["Authorization"] == "Bearer the-credentials"
 

@@ -9,7 +9,14 @@ from typing import Any
 import httpx
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
 from a2a.helpers import get_data_parts, get_text_parts
-from a2a.types import Part, SendMessageRequest, StreamResponse, Task, TaskState
+from a2a.types import (
+    Part,
+    SendMessageRequest,
+    StreamResponse,
+    Task,
+    TaskArtifactUpdateEvent,
+    TaskState,
+)
 
 from molecule_hermes.client.connection import message
 from molecule_hermes.protocol.reply import REPLY
@@ -98,6 +105,11 @@ class Turn:
             elif event.HasField("task") and event.task.artifacts:
                 text = reply_text(event.task)
         return text
+
+    @property
+    def reply_updates(self) -> list[TaskArtifactUpdateEvent]:
+        updates = [e.artifact_update for e in self.events if e.HasField("artifact_update")]
+        return [update for update in updates if update.artifact.artifact_id == REPLY]
 
     @property
     def file_parts(self) -> list[Part]:
