@@ -348,6 +348,12 @@ class Settings(BaseModel):
     hermes_home: Path | None = _known(
         "HERMES_HOME", None, "Hermes's folder; if unset, a folder below STATE_DIR"
     )
+    workspace_config_path: Path = _known(
+        "WORKSPACE_CONFIG_PATH",
+        Path("/configs"),
+        "the folder of a workspace's config.yaml; `up` and `plugin enable` give its mcp_servers to"
+        " Hermes",
+    )
     ready_budget: Seconds = _known(
         "HERMES_GATEWAY_READY_BUDGET_SEC",
         120,

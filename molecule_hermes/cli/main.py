@@ -248,13 +248,16 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _plugin(options: argparse.Namespace) -> int:
     from molecule_hermes.cli.doctor import plugin_finding
+    from molecule_hermes.cli.messages import report_mcp_servers
     from molecule_hermes.hermes.home import HermesHome
     from molecule_hermes.hermes.plugin_setup import enable
+    from molecule_hermes.hermes.workspace import merge_mcp_servers
 
     settings = Settings.from_env(hermes_home=options.hermes_home)
     home = HermesHome(settings.home)
     if options.action == "enable":
         enable(home, settings, even_if_disabled=True)
+        report_mcp_servers(merge_mcp_servers(home, settings), print)
         print(f"enabled in {home.config_file}; next:")
         print("  1. install the package in Hermes's own environment, if it is not there yet")
         print(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from molecule_hermes import __version__
 from molecule_hermes.client.terminal import command_name
@@ -10,11 +10,19 @@ from molecule_hermes.config import Settings, unknown_variables
 from molecule_hermes.hermes.credentials import SHARED_TOOLSETS
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.providers import ModelChoice, keys_that_are_set
+from molecule_hermes.hermes.workspace import has_mcp_client
 from molecule_hermes.plugin.settings import API_KEY, SECRET
 from molecule_hermes.server.assembly import TransportName
 from molecule_hermes.server.bridge import Bridge
 
-__all__ = ["Say", "introduce", "ready", "stopping", "warn_of_unknown_variables"]
+__all__ = [
+    "Say",
+    "introduce",
+    "ready",
+    "report_mcp_servers",
+    "stopping",
+    "warn_of_unknown_variables",
+]
 
 Say = Callable[[str], None]
 
@@ -41,6 +49,15 @@ def introduce(
         say(f"  warning  {home.env_file} contains {API_KEY} or {SECRET}, and the agent's tools can")
         say("           read it; remove these lines, and `up` generates new ones at each start")
     warn_of_unknown_variables(environ, say)
+
+
+def report_mcp_servers(names: Sequence[str], say: Say) -> None:
+    """The MCP servers that the workspace gives to Hermes."""
+    if names:
+        say(f"  mcp      {', '.join(names)} (from the workspace's config.yaml)")
+    if names and not has_mcp_client():
+        say("  warning  Hermes ignores MCP servers: its environment has no package `mcp`; install")
+        say("           molecule-hermes[mcp]")
 
 
 def _isolation(settings: Settings) -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from molecule_hermes.cli.messages import Say, introduce, ready, stopping
+from molecule_hermes.cli.messages import Say, introduce, ready, report_mcp_servers, stopping
 from molecule_hermes.cli.progress import INTERVAL, progress
 from molecule_hermes.cli.serve import serve
 from molecule_hermes.cli.signals import Signals
@@ -28,6 +28,7 @@ from molecule_hermes.hermes.home_setup import api_address, configure
 from molecule_hermes.hermes.plugin_setup import enable
 from molecule_hermes.hermes.process import Gateway
 from molecule_hermes.hermes.providers import ModelChoice, choose_model, demo_choice
+from molecule_hermes.hermes.workspace import merge_mcp_servers
 from molecule_hermes.net.ports import require_free_port
 from molecule_hermes.server.assembly import TransportName, create_transport
 from molecule_hermes.server.bridge import Bridge
@@ -65,11 +66,14 @@ async def up(
         stack.enter_context(home.held())
         model, is_users = await _choose_model(home, settings, environ, stack, keep_config)
         credentials = create_credentials(settings, keep_config=keep_config)
+        servers: list[str] = []
         if not keep_config:
             configure(home, settings, None if is_users else model)
             if transport != "chat":
                 enable(home, settings)
+            servers = merge_mcp_servers(home, settings)
         introduce(settings, environ, model, home, say)
+        report_mcp_servers(servers, say)
         gateway.handover = create_handover(settings, credentials, environ)
         await stack.enter_async_context(gateway)
         run = _Run(settings, environ, model, credentials, gateway, signals, say)

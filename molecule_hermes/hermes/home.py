@@ -27,7 +27,7 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from molecule_hermes.errors import StartError
 
-__all__ = ["HermesHome", "write_atomically"]
+__all__ = ["HermesHome", "read_yaml", "write_atomically"]
 
 _STAMP = ".molecule-hermes.json"
 _LOCK = ".molecule-hermes.lock"
@@ -48,6 +48,23 @@ def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def read_yaml(path: Path) -> MutableMapping[str, Any]:
+    """The mapping in a YAML file; empty if there is no file. Raises `StartError`."""
+    try:
+        config = _load(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise StartError(
+            f"cannot read {path}: {error.strerror}", "check its permissions"
+        ) from error
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise StartError(f"{path} is not valid YAML", "fix it, or move it away") from error
+    if not isinstance(config, MutableMapping):
+        raise StartError(f"{path} is not a mapping", "fix it, or move it away")
+    return config
 
 
 class HermesHome:
@@ -100,17 +117,7 @@ class HermesHome:
             yield
 
     def read_config(self) -> MutableMapping[str, Any]:
-        try:
-            config = _load(self.config_file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        except (YAMLError, UnicodeDecodeError) as error:
-            raise StartError(
-                f"{self.config_file} is not valid YAML", "fix it, or move it away"
-            ) from error
-        if not isinstance(config, MutableMapping):
-            raise StartError(f"{self.config_file} is not a mapping", "fix it, or move it away")
-        return config
+        return read_yaml(self.config_file)
 
     def merge_config(
         self, required: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
@@ -145,7 +152,7 @@ class HermesHome:
         config = self.read_config()
         config["model"] = dict(block)
         write_atomically(self.config_file, _dump(config))
-        write_atomically(self.path / _STAMP, json.dumps({"model": _fingerprint(block)}))
+        self._stamp(model=_fingerprint(block))
 
     def foreign_model(self) -> Mapping[str, Any] | None:
         """The `model:` block, unless `set_model` wrote it."""
@@ -154,11 +161,42 @@ class HermesHome:
             block = {"default": block}
         if not isinstance(block, Mapping) or not block:
             return None
+        return None if _fingerprint(block) == self._stamps().get("model") else block
+
+    def set_mcp_servers(self, servers: Mapping[str, Any]) -> None:
+        """Adds the servers, and replaces or removes those that an earlier call added.
+
+        A server that the user added or changed stays as it is.
+        """
+        config = self.read_config()
+        before = _dump(config)
+        present = config.setdefault("mcp_servers", {})
+        if not isinstance(present, MutableMapping):
+            present = config["mcp_servers"] = {}
+        stamps = self._stamps().get("mcp_servers")
+        known = stamps if isinstance(stamps, Mapping) else {}
+        ours = {name for name in present if known.get(name) == _fingerprint(present[name])}
+        added = {n: server for n, server in servers.items() if n in ours or n not in present}
+        for name in ours - added.keys():
+            del present[name]
+        present.update(added)
+        if not ours and not added:
+            return
+        after = _dump(config)
+        if after != before:
+            write_atomically(self.config_file, after)
+        self._stamp(mcp_servers={name: _fingerprint(server) for name, server in added.items()})
+
+    def _stamps(self) -> dict[str, Any]:
+        """Fingerprints of what the bridge itself has written into config.yaml."""
         try:
-            stamp = json.loads((self.path / _STAMP).read_text())["model"]
-        except (OSError, ValueError, KeyError, TypeError):
-            stamp = None
-        return None if _fingerprint(block) == stamp else block
+            stamps = json.loads((self.path / _STAMP).read_text())
+        except (OSError, ValueError):
+            return {}
+        return stamps if isinstance(stamps, dict) else {}
+
+    def _stamp(self, **changed: Any) -> None:
+        write_atomically(self.path / _STAMP, json.dumps(self._stamps() | changed))
 
     def read_env(self) -> dict[str, str]:
         """The variables as Hermes reads them: python-dotenv, with `${NAME}` expanded."""
@@ -252,6 +290,7 @@ def _dump(config: Mapping[str, Any]) -> str:
     return stream.getvalue()
 
 
-def _fingerprint(block: Mapping[str, Any]) -> str:
-    text = json.dumps(dict(block), sort_keys=True, default=str)
+def _fingerprint(block: object) -> str:
+    plain = dict(block) if isinstance(block, Mapping) else block
+    text = json.dumps(plain, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

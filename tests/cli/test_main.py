@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import signal
 import socket
@@ -168,3 +169,15 @@ async def test_a_message_is_sent_to_a_bridge_on_ipv6_loopback(
 )
 def test_commands_on_the_same_machine_find_the_bridge(host: str, url: str) -> None:
     assert Settings.from_env({"MOLECULE_HERMES_HOST": host}).local_url == url
+
+
+def test_enabling_the_plugin_names_the_workspaces_mcp_servers(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("mcp_servers: {files: {command: files-server}}")
+    home = tmp_path / "hermes"
+    environ = {"WORKSPACE_CONFIG_PATH": str(tmp_path)}
+    done = run("plugin", "enable", "--hermes-home", str(home), **environ)
+    assert done.returncode == 0
+    assert "mcp      files (from the workspace's config.yaml)" in done.stdout
+    assert "files-server" in (home / "config.yaml").read_text()
+    if importlib.util.find_spec("mcp") is None:
+        assert "install\n           molecule-hermes[mcp]" in done.stdout
