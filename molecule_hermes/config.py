@@ -81,6 +81,10 @@ def _known(name: str, default: Any, takes: str, **more: Any) -> Any:
     return Field(default, alias=name, description=takes, **more)
 
 
+def _absolute(path: Path) -> Path:
+    return path.expanduser().absolute()
+
+
 def _default_state_dir() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / (
         "molecule-hermes"
@@ -282,6 +286,12 @@ class Settings(BaseModel):
         (),
         "host,host:port,… — hosts without a public address from which files may be downloaded",
     )
+    workspace: Annotated[Path, AfterValidator(_absolute)] | None = _own(
+        "WORKSPACE",
+        None,
+        "the folder whose files peers may name by `workspace:/path` URIs; if unset, none. The "
+        "adapter takes /workspace",
+    )
     push_hosts: Annotated[tuple[str, ...], BeforeValidator(parse_hosts)] = _own(
         "PUSH_HOSTS",
         (),
@@ -353,6 +363,12 @@ class Settings(BaseModel):
         Path("/configs"),
         "the folder of a workspace's config.yaml; `up` and `plugin enable` give its mcp_servers to"
         " Hermes",
+    )
+    workspace_id: str = _known(
+        "WORKSPACE_ID",
+        "",
+        "the name of the platform's workspace; if set, an embedded executor takes the messages of "
+        "a sender without a contextId for one conversation",
     )
     ready_budget: Seconds = _known(
         "HERMES_GATEWAY_READY_BUDGET_SEC",

@@ -23,6 +23,7 @@ from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.net.downloads import Download, DownloadError, OversizeError, fetch
 from molecule_hermes.protocol.media_types import MismatchError, decoded, is_text_type, media_type_of
 from molecule_hermes.protocol.numbers import with_whole_numbers
+from molecule_hermes.protocol.workspace_files import WorkspaceFiles
 from molecule_hermes.text import safe_name
 from molecule_hermes.turns.features import Feature
 from molecule_hermes.turns.model import Attachment
@@ -63,9 +64,11 @@ class Attachments:
         max_files: int = MAX_ATTACHMENTS,
         max_file: int = MAX_FILE_BYTES,
         fetch_timeout: float = 60.0,
+        workspace: WorkspaceFiles | None = None,
     ) -> None:
         self._features = features
         self._addresses = addresses or PublicOnly()
+        self._workspace = workspace or WorkspaceFiles()
         self._max_files = max_files
         self._max_file = max_file
         self._fetch_timeout = fetch_timeout
@@ -98,7 +101,7 @@ class Attachments:
         async with self._place(peer) if fetches else contextlib.nullcontext():
             give_up_at = asyncio.get_running_loop().time() + self._fetch_timeout
             for number, part in numbered:
-                reader = _PartReader(self._addresses, number, part, give_up_at)
+                reader = _PartReader(self._addresses, self._workspace, number, part, give_up_at)
                 file = await reader.read(min(self._max_file, room))
                 self._require_taken(reader.label, file)
                 room -= len(file.data)
@@ -127,8 +130,16 @@ class Attachments:
 class _PartReader:
     """Reads one part as a file. Every failure names the part."""
 
-    def __init__(self, addresses: PublicOnly, number: int, part: Part, give_up_at: float) -> None:
+    def __init__(
+        self,
+        addresses: PublicOnly,
+        workspace: WorkspaceFiles,
+        number: int,
+        part: Part,
+        give_up_at: float,
+    ) -> None:
         self._addresses = addresses
+        self._workspace = workspace
         self._number = number
         self._part = part
         self._give_up_at = give_up_at
@@ -164,6 +175,8 @@ class _PartReader:
     async def _fetched(self, limit: int) -> Download:
         try:
             async with asyncio.timeout_at(self._give_up_at):
+                if self._workspace.accepts(self._part.url):
+                    return await self._workspace.read(self._part.url, limit)
                 return await fetch(self._part.url, self._addresses, limit)
         except OversizeError as error:
             raise self._too_large(limit) from error

@@ -8,6 +8,7 @@ from molecule_hermes.config import Settings
 from molecule_hermes.hermes.credentials import Credentials
 from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.protocol.incoming import Attachments
+from molecule_hermes.protocol.workspace_files import WorkspaceFiles
 from molecule_hermes.transports.base import Transport
 from molecule_hermes.transports.chat.transport import ChatTransport
 from molecule_hermes.transports.plugin.transport import PluginTransport
@@ -73,6 +74,7 @@ def executor_options(settings: Settings, transport: Transport) -> dict[str, Any]
             addresses=PublicOnly(settings.file_hosts),
             max_files=settings.max_files,
             max_file=settings.max_file,
+            workspace=WorkspaceFiles(settings.workspace),
         ),
         "system_prompt": settings.system_prompt,
         "turn_timeout": settings.turn_timeout,

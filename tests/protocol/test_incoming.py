@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from a2a.compat.v0_3.conversions import to_compat_message
@@ -29,6 +30,7 @@ from molecule_hermes.protocol.incoming import (
     inlined,
     without_bytes,
 )
+from molecule_hermes.protocol.workspace_files import WorkspaceFiles
 from molecule_hermes.transports.chat.transport import ChatTransport
 from molecule_hermes.turns.model import Attachment, Completed
 from molecule_hermes.wire import MAX_BODY_BYTES, MAX_FILE_BYTES, Inbound
@@ -464,6 +466,40 @@ async def test_a_task_can_be_canceled_while_its_files_are_fetched(bridge: StartB
         await stream.aclose()
     assert state(ended) == "CANCELED"
     assert transport.turns == []
+
+
+async def test_workspace_uris_are_honored_only_with_a_workspace(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("a quince")
+    part = Part(url="workspace:/notes.txt")
+    refused = await refusal(Attachments(), part)
+    assert isinstance(refused, BadRequest)
+    assert "quince" not in str(refused)
+    text, _ = await Attachments(workspace=WorkspaceFiles(tmp_path)).read(told(part))
+    assert "notes.txt (text/plain)" in text
+    assert "a quince" in text
+
+
+async def test_files_of_the_workspace_have_the_same_bounds(tmp_path: Path) -> None:
+    (tmp_path / "large.bin").write_bytes(b"\0" * 11)
+    workspace = WorkspaceFiles(tmp_path)
+    part = Part(url="workspace:/large.bin")
+    assert isinstance(await refusal(Attachments(workspace=workspace, max_file=10), part), TooLarge)
+    assert isinstance(await refusal(Attachments(workspace=workspace, max_files=0), part), TooLarge)
+    _, (file,) = await Attachments(workspace=workspace, max_file=11).read(told(part))
+    assert (file.name, len(file.data)) == ("large.bin", 11)
+
+
+async def test_a_peer_of_a_bridge_reads_no_files_unless_the_operator_says_so(
+    bridge: StartBridge, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("a quince")
+    file = Part(url="workspace:/notes.txt")
+    for variables, state_name in (({}, "REJECTED"), ({"WORKSPACE": tmp_path}, "COMPLETED")):
+        transport = ScriptedTransport(Completed("ok"))
+        async with bridge(transport, **variables) as b, peer(b.url) as client:
+            turn = await send(client, message("read", files=[file]))
+        assert turn.states[-1] == state_name
+        assert any("a quince" in turn.text for turn in transport.turns) is bool(variables)
 
 
 def test_inlining_nothing_changes_nothing() -> None:

@@ -1,0 +1,61 @@
+"""Reads files below a folder. A name from outside never leads out of it.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+__all__ = ["ConfinedFileError", "OversizedFileError", "read_below"]
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# A named pipe that is opened without O_NONBLOCK waits for a writer.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class ConfinedFileError(ValueError):
+    """The file cannot be read. The text says why, and is the same for everything outside."""
+
+
+class OversizedFileError(ConfinedFileError):
+    """The file exceeds the limit."""
+
+
+def read_below(folder: Path, name: str, limit: int) -> bytes:
+    """Reads a regular file of at most `limit` bytes. Raises `ConfinedFileError`.
+
+    Links are followed if they stay inside the folder. The resolved path is then opened step by
+    step without following links, so that a link that is made meanwhile does not lead outside.
+    """
+    try:
+        top = folder.resolve()
+        path = (top / name.lstrip("/")).resolve()
+        inside = path.relative_to(top)
+    except (OSError, ValueError, RuntimeError):
+        raise ConfinedFileError("it is not inside the folder") from None
+    try:
+        return _read(top, inside, limit)
+    except OSError as error:
+        raise ConfinedFileError("it is not a file that can be read") from error
+
+
+def _read(top: Path, inside: Path, limit: int) -> bytes:
+    folder = os.open(top, _FOLDER)
+    try:
+        for step in inside.parts[:-1]:
+            deeper = os.open(step, _FOLDER, dir_fd=folder)
+            os.close(folder)
+            folder = deeper
+        descriptor = os.open(inside.name or ".", _FILE, dir_fd=folder)
+    finally:
+        os.close(folder)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ConfinedFileError("it is not a regular file")
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise OversizedFileError("it is too large")
+    return content

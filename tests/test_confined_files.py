@@ -1,0 +1,89 @@
+"""Reading files below a folder that names from outside must not leave."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from molecule_hermes.confined_files import ConfinedFileError, OversizedFileError, read_below
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "folder"
+    (folder / "a" / "b").mkdir(parents=True)
+    (folder / "a" / "b" / "file.txt").write_bytes(b"content")
+    (tmp_path / "secret.txt").write_bytes(b"secret")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["a/b/file.txt", "/a/b/file.txt", "a/../a/./b/file.txt"])
+def test_a_file_inside_is_read(folder: Path, name: str) -> None:
+    assert read_below(folder, name, 7) == b"content"
+
+
+def test_links_are_followed_inside_only(folder: Path, tmp_path: Path) -> None:
+    (folder / "near").symlink_to("a/b")
+    (folder / "far").symlink_to(tmp_path)
+    (folder / "absolute").symlink_to(tmp_path / "secret.txt")
+    (folder / "loop").symlink_to("loop")
+    assert read_below(folder, "near/file.txt", 7) == b"content"
+    for name in ("far/secret.txt", "absolute", "loop"):
+        with pytest.raises(ConfinedFileError):
+            read_below(folder, name, 100)
+
+
+@pytest.mark.parametrize("name", ["../secret.txt", "a/../../secret.txt", "../missing.txt", "a\0b"])
+def test_a_name_outside_tells_nothing_about_what_is_there(folder: Path, name: str) -> None:
+    with pytest.raises(ConfinedFileError, match="not inside the folder"):
+        read_below(folder, name, 100)
+
+
+def test_only_regular_files_are_read(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    for name in ("pipe", "a", "", "missing", "a/b/file.txt/more"):
+        with pytest.raises(ConfinedFileError):
+            read_below(folder, name, 100)
+
+
+def test_a_large_file_is_refused(folder: Path) -> None:
+    with pytest.raises(OversizedFileError):
+        read_below(folder, "a/b/file.txt", 6)
+
+
+def test_a_link_that_is_swapped_in_meanwhile_does_not_lead_outside(
+    folder: Path, tmp_path: Path
+) -> None:
+    inside, stop = folder / "swapped", threading.Event()
+    (tmp_path / "file.txt").write_bytes(b"secret")
+
+    def swap() -> None:
+        targets = [str(tmp_path), "a/b"]
+        while not stop.is_set():
+            for target in targets:
+                spare = folder / "spare"
+                spare.symlink_to(target)
+                spare.rename(inside)
+
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+    try:
+        for _ in range(500):
+            with contextlib.suppress(ConfinedFileError):
+                assert read_below(folder, "swapped/file.txt", 100) == b"content"
+    finally:
+        stop.set()
+        swapping.join()
+
+
+@given(name=st.text())
+def test_any_name_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    with contextlib.suppress(ConfinedFileError):
+        read_below(folder, name, 10)
