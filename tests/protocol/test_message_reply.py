@@ -154,6 +154,16 @@ class _Nowhere:
         raise AssertionError("the reply goes to the queue of its own request")
 
 
+async def test_a_streamed_task_ends_as_one_text_part_in_the_sdks_store() -> None:
+    transport = ScriptedTransport(TextDelta("a"), 0.1, TextDelta("b"), 0.1, Completed("ab"))
+    async with (
+        served(HermesAgentProxyExecutor(transport)) as url,
+        peer(url, streaming=False) as client,
+    ):
+        (event,) = [e async for e in client.send_message(message("go"))]
+    assert [part.text for part in event.task.artifacts[0].parts] == ["ab"]
+
+
 # Our own server keeps the task behind the message.
 
 
