@@ -11,6 +11,7 @@ from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError
 from molecule_hermes.executor import HermesAgentProxyExecutor
 from molecule_hermes.hermes.credentials import known_credentials
+from molecule_hermes.protocol.workspace_messages import WorkspaceMessages
 from molecule_hermes.server.assembly import (
     address_of,
     create_transport,
@@ -55,10 +56,12 @@ class EmbeddedExecutor(HermesAgentProxyExecutor):
         self.settings = settings
         self.transport_name = transport_to_running_hermes(settings)
         transport = create_transport(self.transport_name, settings, known_credentials(settings))
+        workspace = settings.workspace_id
         super().__init__(
             transport,
             **executor_options(settings, transport),
             replies_with_message=settings.reply == "message",
+            complete=WorkspaceMessages(workspace).complete if workspace else None,
         )
         self._state: Literal["new", "started", "stopped"] = "new"
         self._changing = asyncio.Lock()

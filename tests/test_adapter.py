@@ -15,15 +15,15 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.plugin_setup import enable
 from tests.support.fakes import KEY, FakeHermes, fake_hermes
-from tests.support.peers import ask, peer
-from tests.support.serving import free_port
-from tests.support.workspace_platform import AdapterConfig, platform
+from tests.support.serving import free_port, serve
+from tests.support.workspace_platform import AdapterConfig, platform, workspace_file
 
 ADAPTER = "molecule_hermes.adapter"
 
@@ -101,10 +101,9 @@ async def test_a_platform_runs_a_turn_over_chat_completions(
 ) -> None:
     environ(HERMES_API_BASE=hermes.base_url, API_SERVER_KEY=KEY)
     config = AdapterConfig(model="the-platforms", system_prompt="Be kind.")
-    async with platform(config) as workspace, peer(workspace.url) as client:
-        turn = await ask(client, "ping")
-    assert turn.states[-1] == "COMPLETED"
-    assert turn.text == "pong"
+    async with platform(config) as workspace:
+        reply = await workspace.send("ping")
+    assert reply.text == "pong"
     assert hermes.requests[0]["model"] == "the-platforms"
     assert hermes.requests[0]["messages"][0]["content"] == "Be kind."
 
@@ -118,8 +117,8 @@ async def test_with_the_platform_installed_it_is_a_base_adapter(
     assert isinstance(adapter, BaseAdapter)
     assert adapter.memory_filename() == "inherited from the platform"
     assert adapter.capabilities() == RuntimeCapabilities(provides_native_session=True)
-    async with platform(AdapterConfig()) as workspace, peer(workspace.url) as client:
-        assert (await ask(client, "ping")).text == "pong"
+    async with platform(AdapterConfig()) as workspace:
+        assert (await workspace.send("ping")).text == "pong"
 
 
 async def test_setup_waits_for_a_hermes_that_starts_later(environ: Callable[..., None]) -> None:
@@ -186,11 +185,13 @@ async def test_only_the_names_of_keys_are_logged(
 
 async def test_smoke_mode_needs_no_hermes(environ: Callable[..., None]) -> None:
     environ(MOLECULE_SMOKE_MODE=1, HERMES_API_BASE=f"http://127.0.0.1:{free_port()}/v1")
-    async with platform(AdapterConfig()) as workspace, peer(workspace.url) as client:
-        turn = await ask(client, "ping")
-    assert turn.states[-1] == "FAILED"
-    assert turn.failure["kind"] == "unreachable"
-    assert "MOLECULE_SMOKE_MODE" in turn.failure["hint"]
+    async with platform(AdapterConfig()) as workspace:
+        reply = await workspace.send("ping")
+        transcript = await workspace.adapter.transcript_lines()
+    assert "unreachable" in reply.text
+    assert "MOLECULE_SMOKE_MODE" in reply.text
+    assert reply.failure["kind"] == "unreachable"
+    assert transcript["supported"] is False
 
 
 async def test_a_config_needs_only_a_model_and_a_prompt(
@@ -201,3 +202,191 @@ async def test_a_config_needs_only_a_model_and_a_prompt(
     executor = await _adapter().create_executor(config)
     await executor.check()
     await executor.stop()
+
+
+# How the platform talks: without a contextId, and to readers of one text part.
+
+
+@pytest.fixture
+def chat(hermes: FakeHermes, environ: Callable[..., None]) -> FakeHermes:
+    """A Hermes that the adapter reaches over chat completions."""
+    environ(HERMES_API_BASE=hermes.base_url, API_SERVER_KEY=KEY)
+    return hermes
+
+
+def _sessions(hermes: FakeHermes) -> list[str]:
+    return [headers["X-Hermes-Session-Id"] for headers in hermes.headers]
+
+
+def _prompts(hermes: FakeHermes) -> list[str]:
+    return [request["messages"][-1]["content"] for request in hermes.requests]
+
+
+async def test_messages_without_a_context_are_one_conversation_for_each_sender(
+    chat: FakeHermes,
+) -> None:
+    async with platform(AdapterConfig(workspace_id="w1")) as workspace:
+        await workspace.send("one")
+        await workspace.send("two")
+        await workspace.send("three", metadata={"source_workspace_id": "w2"})
+        await workspace.send("four", metadata={"peer_id": "w2"})
+        await workspace.send("five", metadata={"peer_name": "Ada"})
+        reply = await workspace.send("six", context_id="a-context-of-its-own")
+    async with platform(AdapterConfig(workspace_id="another")) as workspace:
+        await workspace.send("seven")
+    one, two, three, four, five, six, seven = _sessions(chat)
+    assert one == two
+    assert three == four
+    assert len({one, three, five, six, seven}) == 5
+    assert reply.result["contextId"] == "a-context-of-its-own"
+
+
+async def test_the_workspaces_name_comes_from_the_environment_too(
+    chat: FakeHermes, environ: Callable[..., None]
+) -> None:
+    for name in ("w1", "w1", "w2"):
+        environ(WORKSPACE_ID=name)
+        async with platform(AdapterConfig(workspace_id="")) as workspace:
+            await workspace.send("hello")
+    one, two, three = _sessions(chat)
+    assert one == two != three
+
+
+async def test_earlier_turns_are_replayed_once_to_a_hermes_that_does_not_know_them(
+    chat: FakeHermes,
+) -> None:
+    history = [
+        {"role": "user", "parts": [{"kind": "text", "text": "my fruit is a quince"}]},
+        {"role": "agent", "parts": [{"kind": "text", "text": "noted"}]},
+        {"role": "system", "parts": [{"kind": "text", "text": "not a turn"}]},
+        "not a turn either",
+    ]
+    async with platform(AdapterConfig()) as workspace:
+        await workspace.send("which fruit?", metadata={"history": history})
+        await workspace.send("and now?", metadata={"history": history})
+    first, second = _prompts(chat)
+    assert "user: my fruit is a quince\nagent: noted\n" in first
+    assert first.endswith("which fruit?")
+    assert "not a turn" not in first
+    assert second == "and now?"
+
+
+async def test_only_the_newest_earlier_turns_are_replayed(chat: FakeHermes) -> None:
+    history = [
+        {"role": "user", "parts": [{"kind": "text", "text": f"<{n}>" + "x" * 4000}]}
+        for n in range(30)
+    ]
+    async with platform(AdapterConfig()) as workspace:
+        await workspace.send("go", metadata={"history": history})
+    (prompt,) = _prompts(chat)
+    assert "<29>" in prompt
+    assert "<10>" not in prompt
+    assert len(prompt) < 40_000
+
+
+async def test_prompt_files_are_the_system_prompt(chat: FakeHermes, tmp_path: Path) -> None:
+    folder = tmp_path / "configs"
+    (folder / "prompts").mkdir(parents=True)
+    (folder / "SOUL.md").write_text("Be kind.\n")
+    (folder / "prompts" / "rules.md").write_text("Be brief — always.")
+    config = AdapterConfig(
+        model="m", config_path=str(folder), prompt_files=["SOUL.md", "prompts/rules.md"]
+    )
+    async with platform(config) as workspace:
+        await workspace.send("hello")
+    assert chat.requests[0]["model"] == "m"
+    system = {"role": "system", "content": "Be kind.\n\nBe brief — always."}
+    assert chat.requests[0]["messages"][0] == system
+
+
+@pytest.mark.usefixtures("chat")
+@pytest.mark.parametrize("name", ["missing.md", "../secret", "link", "binary", "", "large"])
+async def test_a_prompt_file_that_cannot_be_read_stops_the_start(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "configs"
+    folder.mkdir()
+    (tmp_path / "secret").write_text("the secret")
+    (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / "binary").write_bytes(b"\xff\xfe")
+    (folder / "large").write_text("x" * 70_000)
+    with pytest.raises(RuntimeError, match=r"prompt file|characters") as raised:
+        await _adapter().setup(AdapterConfig(config_path=str(folder), prompt_files=[name]))
+    assert isinstance(raised.value, StartError)
+    assert "the secret" not in str(raised.value)
+
+
+async def test_files_of_the_workspace_are_read_and_no_others(
+    chat: FakeHermes, environ: Callable[..., None], tmp_path: Path
+) -> None:
+    folder = tmp_path / "workspace"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "my notes.txt").write_text("a quince")
+    (folder / "inside").symlink_to("data")
+    (folder / "outside").symlink_to(tmp_path)
+    (tmp_path / "secret.txt").write_text("hunter2")
+    environ(MOLECULE_HERMES_WORKSPACE=folder)
+    good = [
+        "/data/my notes.txt",
+        "/data/my%20notes.txt",
+        f"{folder}/data/my notes.txt",
+        "/inside/my notes.txt",
+    ]
+    bad = ["/../secret.txt", "/outside/secret.txt", "/data", "/", "/none.txt", "//etc/passwd"]
+    async with platform(AdapterConfig()) as workspace:
+        for path in good:
+            assert (await workspace.send("read", workspace_file(path))).text == "pong"
+        for path in bad:
+            reply = await workspace.send("read", workspace_file(path))
+            assert reply.failure["kind"] == "bad_request"
+            assert "hunter2" not in str(reply.result)
+    assert len(chat.requests) == len(good)
+    assert all("a quince" in prompt and "my notes.txt" in prompt for prompt in _prompts(chat))
+
+
+async def test_the_transcript_continues_after_its_cursor(
+    environ: Callable[..., None],
+) -> None:
+    messages = [{"id": n, "role": "user", "content": f"line {n}"} for n in (7, 8, 12)]
+    messages.append({"id": 13, "role": "tool", "content": "api_key=abcdefgh1234", "tool_name": "t"})
+
+    async def sessions(request: web.Request) -> web.Response:
+        assert request.query["source"] == "api_server"
+        return web.json_response({"data": [{"id": "s1"}]})
+
+    async def of_session(request: web.Request) -> web.Response:
+        return web.json_response({"data": messages})
+
+    app = web.Application()
+    app.router.add_get("/api/sessions", sessions)
+    app.router.add_get("/api/sessions/s1/messages", of_session)
+    async with serve(app) as url:
+        environ(HERMES_API_BASE=f"{url}/v1", API_SERVER_KEY=KEY)
+        first = await _adapter().transcript_lines(limit=3)
+        rest = await _adapter().transcript_lines(since=first["cursor"])
+        none = await _adapter().transcript_lines(since=rest["cursor"])
+    assert (first["runtime"], first["supported"], first["more"]) == ("hermes", True, True)
+    assert [line["content"] for line in first["lines"]] == ["line 7", "line 8", "line 12"]
+    assert first["source"] == f"{url}/api/sessions/s1"
+    assert [line["tool_name"] for line in rest["lines"]] == ["t"]
+    assert "abcdefgh1234" not in str(rest)
+    assert (none["lines"], none["cursor"], none["more"]) == ([], 13, False)
+
+
+async def test_a_hermes_that_is_away_has_an_empty_transcript(environ: Callable[..., None]) -> None:
+    environ(HERMES_API_BASE=f"http://127.0.0.1:{free_port()}/v1", API_SERVER_KEY=KEY)
+    transcript = await _adapter().transcript_lines(since=4)
+    assert transcript == {
+        "runtime": "hermes",
+        "supported": True,
+        "lines": [],
+        "cursor": 4,
+        "more": False,
+        "source": None,
+    }
+
+
+async def test_a_platform_may_ask_for_tasks(chat: FakeHermes, environ: Callable[..., None]) -> None:
+    environ(MOLECULE_HERMES_REPLY="task")
+    async with platform(AdapterConfig()) as workspace:
+        response = await workspace.call("message/send", "ping")
+    assert response["result"]["kind"] == "task"
+    assert response["result"]["status"]["state"] == "completed"

@@ -12,7 +12,7 @@ import psutil
 
 from molecule_hermes.plugin.settings import PLATFORM
 
-__all__ = ["open_first_session", "platform_in", "platform_state"]
+__all__ = ["newest_session", "open_first_session", "platform_in", "platform_state"]
 
 
 async def platform_state(api_base: str, api_key: str) -> Mapping[str, Any] | None:
@@ -59,6 +59,26 @@ async def open_first_session(api_base: str, api_key: str) -> None:
         async with _client(api_base, api_key) as http:
             if not (await http.get("/api/sessions")).json().get("data"):
                 await http.post("/api/sessions", json={})
+
+
+async def newest_session(
+    api_base: str, api_key: str, source: str
+) -> tuple[str, list[Mapping[str, Any]]]:
+    """The id and the messages of the session of that source that was active last.
+
+    Returns "" and nothing if there is none, or if Hermes cannot be asked.
+    """
+    try:
+        async with _client(api_base, api_key) as http:
+            newest = {"source": source, "limit": "1"}
+            sessions = (await http.get("/api/sessions", params=newest)).json()["data"]
+            if not sessions:
+                return "", []
+            session = str(sessions[0]["id"])
+            messages = (await http.get(f"/api/sessions/{session}/messages")).json()["data"]
+            return session, [message for message in messages if isinstance(message, dict)]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
+        return "", []
 
 
 def _client(api_base: str, api_key: str) -> httpx.AsyncClient:

@@ -121,6 +121,11 @@ class FakeHermes:
         finally:
             self.running -= 1
 
+    async def session(self, request: web.Request) -> web.Response:
+        """A session exists once a turn has named it."""
+        known = {headers.get("X-Hermes-Session-Id") for headers in self.headers}
+        return web.json_response({}, status=200 if request.match_info["id"] in known else 404)
+
     async def models(self, request: web.Request) -> web.Response:
         ok = request.headers.get("Authorization") == f"Bearer {KEY}"
         return web.json_response({"data": []}, status=200 if ok else 401)
@@ -133,6 +138,7 @@ async def fake_hermes(port: int = 0) -> AsyncIterator[FakeHermes]:
     app = web.Application(client_max_size=2**26)
     app.router.add_post("/v1/chat/completions", hermes.completions)
     app.router.add_get("/v1/models", hermes.models)
+    app.router.add_get("/api/sessions/{id}", hermes.session)
     async with serve(app, port) as url:
         hermes.base_url = f"{url}/v1"
         try:

@@ -32,6 +32,7 @@ from molecule_hermes.transports.chat.completions import (
     StreamError,
     readable,
 )
+from molecule_hermes.transports.chat.history import with_history
 from molecule_hermes.transports.chat.reply import StreamedReply
 from molecule_hermes.turns.features import features_of
 from molecule_hermes.turns.model import (
@@ -173,6 +174,8 @@ class ChatTransport:
             raise TooLarge(
                 f"the message has {len(turn.text):,} characters; Hermes accepts {MAX_TEXT:,}"
             )
+        if turn.history and not await self._knows(turn.conversation):
+            turn = with_history(turn, MAX_TEXT)
         body = self._body(turn)
         delays = self._backoff.delays()
         while True:
@@ -184,6 +187,17 @@ class ChatTransport:
                 delay = next(delays)
                 events.put_nowait(Notice(f"{failure.message}; trying again in {delay:g} s"))
                 await asyncio.sleep(delay)
+
+    async def _knows(self, session: str) -> bool:
+        """Whether Hermes has the session. If it cannot be asked, it counts as known: to repeat
+        earlier turns that Hermes remembers is worse than to leave them out."""
+        url = f"{self._base_url.removesuffix('/v1')}/api/sessions/{session}"
+        limit = aiohttp.ClientTimeout(total=5.0)
+        try:
+            async with self._open_session().get(url, timeout=limit, allow_redirects=False) as found:
+                return found.status != 404
+        except (aiohttp.ClientError, TimeoutError):
+            return True
 
     def _body(self, turn: Turn) -> bytes:
         messages: list[dict[str, Any]] = [{"role": "user", "content": _content(turn)}]
