@@ -344,7 +344,7 @@ async def outlives_failed_starts(stack: Stack) -> None:
         await until(killed_three, 60)
         await until(lambda: waiting.told, 90)
     assert running.turn.failure["kind"] == "interrupted"
-    assert waiting.turn.text == "at last"
+    assert waiting.turn.text == "at last", waiting.turn.data
     assert "Traceback" not in stack.output
 
 

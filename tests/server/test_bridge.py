@@ -178,7 +178,7 @@ async def test_a_message_to_a_task_that_is_being_canceled_is_refused(bridge: Sta
         request = CancelTaskRequest(id=asked.task_id)
         canceling = asyncio.create_task(client.cancel_task(request))
         await transport.asked_to_cancel.wait()
-        with pytest.raises(UnsupportedOperationError, match="just ended"):
+        with pytest.raises(UnsupportedOperationError, match="being canceled"):
             await ask(client, "yes", task_id=asked.task_id)
         transport.may_cancel.set()
         assert state(await canceling) == "CANCELED"

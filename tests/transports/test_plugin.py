@@ -56,6 +56,8 @@ class FakePlugin:
         self.knows_cancel = True
         self.knows_check = True
         self.knows_ready = True
+        self.sick = 0
+        """Health checks that fail after the first message, as do all before it."""
         self.accepts_with = 202
         self.refuses_callback = False
         self.http = httpx.AsyncClient()
@@ -64,6 +66,9 @@ class FakePlugin:
         self.url = ""
 
     async def health(self, request: web.Request) -> web.Response:
+        if self.sick:
+            self.sick -= bool(self.received)
+            raise web.HTTPInternalServerError
         if not self.knows_ready:
             return web.json_response({"ok": True})
         return web.json_response(
@@ -308,6 +313,29 @@ async def test_a_turn_waits_for_a_hermes_that_is_being_restarted(plugin: FakePlu
     async with asyncio.timeout(20), patient as transport, aclosing(transport.run(turn())) as events:
         assert await anext(events) == Notice("Hermes is not running; trying again in 0.5 s")
         async with serving(plugin, port):
+            assert [event async for event in events][-1] == Completed("pong")
+
+
+async def test_a_slow_health_check_after_a_restart_does_not_interrupt_the_next_turn(
+    plugin: FakePlugin,
+) -> None:
+    """Refused connections count against the Hermes that died, not against its successor."""
+    go = asyncio.Event()
+
+    async def script(plugin: FakePlugin, body: dict[str, Any]) -> None:
+        await go.wait()
+        await answers("pong")(plugin, body)
+
+    plugin.script, plugin.sick = script, 3
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    patient = PluginTransport(url, secret=SECRET, patient=True, watch_every=0.05)
+    async with asyncio.timeout(20), patient as transport, aclosing(transport.run(turn())) as events:
+        for _ in range(2):
+            assert isinstance(await anext(events), Notice)
+        async with serving(plugin, port):
+            await until(lambda: not plugin.sick)
+            go.set()
             assert [event async for event in events][-1] == Completed("pong")
 
 

@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Self
 
 import aiohttp
@@ -276,23 +276,28 @@ class PluginTransport:
         refused = silent = 0
         while True:
             await self._pending.wait()
+            # A message that is accepted during the check may be with the next Hermes.
+            accepted = dict(self._accepted)
+            if not accepted:
+                refused = silent = 0
             try:
                 instance = str((await self._health(timeout=2.0)).get("instance", ""))
                 refused = silent = 0
-                self._interrupt_unless(instance)
+                self._interrupt_unless(instance, accepted)
             except aiohttp.ClientConnectorError:
                 refused += 1
             except (aiohttp.ClientError, TimeoutError, ValueError, TurnFailure):
-                silent += 1
+                # Something listens again, so the refused connections were another Hermes's.
+                refused, silent = 0, silent + 1
             if refused >= _REFUSED_LIMIT or silent >= _SILENT_LIMIT:
-                self._interrupt_unless(None)
+                self._interrupt_unless(None, accepted)
             if not len(self._replies):
                 self._pending.clear()
             await asyncio.sleep(self._watch_every)
 
-    def _interrupt_unless(self, instance: str | None) -> None:
+    def _interrupt_unless(self, instance: str | None, accepted: Mapping[str, str]) -> None:
         """Ends every turn that was accepted by another instance than the one that runs now."""
-        for message_id, accepted_by in list(self._accepted.items()):
+        for message_id, accepted_by in accepted.items():
             reply = self._replies.get(message_id)
             if reply is not None and accepted_by != instance:
                 reply.add(Failed(Interrupted("Hermes died during the turn")))
