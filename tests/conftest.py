@@ -20,6 +20,8 @@ from tests.support.fakes import KEY, FakeHermes, fake_hermes
 from tests.support.postgres import Postgres, postgres
 
 _E2E = Path(__file__).parent / "e2e"
+# Markers of tests that run only with the option of the same name.
+_ON_REQUEST = ("image", "clients")
 
 # On a loaded machine the duration of an example says nothing.
 hypothesis_settings.register_profile(
@@ -32,10 +34,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--image", action="store_true", help="also build and run the image (needs root or docker)"
     )
+    parser.addoption(
+        "--clients", action="store_true", help="also install other A2A clients and try them"
+    )
 
 
 def _slowness(item: pytest.Item) -> int:
-    if item.get_closest_marker("image"):
+    if any(item.get_closest_marker(name) for name in _ON_REQUEST):
         return 2
     return int(item.get_closest_marker("hermes") is not None)
 
@@ -43,7 +48,7 @@ def _slowness(item: pytest.Item) -> int:
 # Before `-m` selects by the marker that it adds.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what needs the real Hermes, skips the image unless it is asked for, and orders tests.
+    """Marks what needs the real Hermes, skips what needs an option, and orders tests.
 
     One process runs tests from quick to slow; parallel workers start the slow files first.
     """
@@ -52,8 +57,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("hermes")
     items.sort(key=_slowness, reverse=hasattr(config, "workerinput"))
     for item in items:
-        if item.get_closest_marker("image") and not config.getoption("--image"):
-            item.add_marker(pytest.mark.skip(reason="needs --image"))
+        for name in _ON_REQUEST:
+            if item.get_closest_marker(name) and not config.getoption(f"--{name}"):
+                item.add_marker(pytest.mark.skip(reason=f"needs --{name}"))
 
 
 @pytest.fixture(autouse=True)
