@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -39,7 +40,11 @@ __all__ = [
 
 PREFIX = "MOLECULE_HERMES_"
 API_PORT = 8642
+_DAY = 86_400
+_READY_BUDGET = 120
+_OLDER_NAMES = {"HERMES_DEFAULT_MODEL": "HERMES_INFERENCE_MODEL"}
 
+logger = logging.getLogger(__name__)
 
 _TOKEN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._@-]{0,63}):(\S{16,})")
 
@@ -66,10 +71,26 @@ def _store(value: object) -> object:
     return f"postgresql+asyncpg://{rest}"
 
 
+def _ready_budget(value: object) -> object:
+    """A bad value must not stop a container whose platform sets it; the default replaces it."""
+    try:
+        if 0 < float(str(value)) <= _DAY:
+            return value
+    except ValueError:
+        pass
+    logger.warning(
+        "HERMES_GATEWAY_READY_BUDGET_SEC=%r is not a number of seconds from 0 to %d; using %d",
+        value,
+        _DAY,
+        _READY_BUDGET,
+    )
+    return _READY_BUDGET
+
+
 Url = Annotated[str, BeforeValidator(http_url)]
 PublicUrl = Annotated[str, BeforeValidator(parse_public_url)]
 Port = Annotated[int, Field(ge=0, le=65535)]
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Seconds = Annotated[float, Field(gt=0, le=_DAY)]
 Count = Annotated[int, Field(ge=1, le=100_000)]
 
 
@@ -163,6 +184,12 @@ class Settings(BaseModel):
         "the agent's description on its card",
     )
     model: str = _own("MODEL", "hermes-agent", "the model name that is sent to Hermes")
+    demo: Literal["auto", "always", "never"] = _own(
+        "DEMO",
+        "auto",
+        "auto (the demo model answers if no model key is set and the bridge is reachable on "
+        "loopback only), always (it answers, whatever keys are set) or never",
+    )
     system_prompt: Annotated[str, Field(max_length=MAX_SYSTEM_PROMPT)] = _own(
         "SYSTEM_PROMPT", "", f"a system prompt for Hermes, at most {MAX_SYSTEM_PROMPT} characters"
     )
@@ -370,14 +397,20 @@ class Settings(BaseModel):
         "the name of the platform's workspace; if set, an embedded executor takes the messages of "
         "a sender without a contextId for one conversation",
     )
-    ready_budget: Seconds = _known(
+    ready_budget: Annotated[Seconds, BeforeValidator(_ready_budget)] = _known(
         "HERMES_GATEWAY_READY_BUDGET_SEC",
-        120,
-        "seconds that Hermes has to become ready, up to 86400",
+        _READY_BUDGET,
+        "seconds that Hermes has to become ready, up to 86400; any other value is ignored with "
+        "a warning",
     )
-    inference_model: str = _known("HERMES_INFERENCE_MODEL", "", "the model that Hermes uses")
+    inference_model: str = _known(
+        "HERMES_INFERENCE_MODEL",
+        "",
+        "the model that Hermes uses; its prefix selects the provider (`docs/models.md`). The "
+        "older name HERMES_DEFAULT_MODEL still works",
+    )
     inference_provider: str = _known(
-        "HERMES_INFERENCE_PROVIDER", "", "the provider that Hermes uses"
+        "HERMES_INFERENCE_PROVIDER", "", "the provider that Hermes uses, whatever the prefix"
     )
     custom_base_url: Url | None = _known(
         "HERMES_CUSTOM_BASE_URL", None, "the URL of an OpenAI-compatible model server"
@@ -396,6 +429,9 @@ class Settings(BaseModel):
     def from_env(cls, environ: Mapping[str, str] = os.environ, **overrides: Any) -> Self:
         """Reads the settings; an empty variable counts as unset. Raises `ConfigError`."""
         values: dict[str, Any] = {name: value for name, value in environ.items() if value.strip()}
+        for older, name in _OLDER_NAMES.items():
+            if older in values:
+                values.setdefault(name, values[older])
         aliases = {name: str(field.alias) for name, field in cls.model_fields.items()}
         values |= {aliases[name]: v for name, v in overrides.items() if v is not None}
         try:

@@ -132,6 +132,15 @@ async def test_setup_waits_for_a_hermes_that_starts_later(environ: Callable[...,
             await waiting
 
 
+async def test_a_bad_ready_budget_does_not_stop_the_platform(
+    hermes: FakeHermes, environ: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    environ(HERMES_API_BASE=hermes.base_url, API_SERVER_KEY=KEY)
+    environ(HERMES_GATEWAY_READY_BUDGET_SEC="soon")
+    await _adapter().setup(AdapterConfig())
+    assert "HERMES_GATEWAY_READY_BUDGET_SEC='soon'" in caplog.text
+
+
 async def test_the_error_names_the_url_the_attempts_and_the_log(
     environ: Callable[..., None], tmp_path: Path
 ) -> None:

@@ -46,6 +46,7 @@ def test_an_option_wins_over_the_environment() -> None:
         ("MOLECULE_HERMES_FILE_HOSTS", "http://files.example/", "host,host:port"),
         ("MOLECULE_HERMES_PUBLIC_URL", "example.com", "URL"),
         ("MOLECULE_HERMES_LOG_LEVEL", "loud", "debug, info"),
+        ("MOLECULE_HERMES_DEMO", "perhaps", "always"),
         ("HERMES_API_BASE", "ftp://x/v1", "URL"),
         ("HERMES_CUSTOM_API_MODE", "x", "chat_completions"),
     ],
@@ -60,6 +61,26 @@ def test_a_bad_value_is_reported_with_what_the_variable_takes(
     assert repr(value) in line
     assert takes in line
     assert "\n" not in line
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "0", "nan", "inf", "1e9", "120 s"])
+def test_a_bad_ready_budget_is_a_warning_and_the_default_is_used(
+    value: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings.from_env({"HERMES_GATEWAY_READY_BUDGET_SEC": value})
+    assert settings.ready_budget == 120
+    assert f"HERMES_GATEWAY_READY_BUDGET_SEC={value!r}" in caplog.text
+    caplog.clear()
+    settings = Settings.from_env({"HERMES_GATEWAY_READY_BUDGET_SEC": "2.5"})
+    assert settings.ready_budget == 2.5
+    assert not caplog.text
+
+
+def test_the_older_name_of_the_model_setting_works() -> None:
+    assert Settings.from_env({"HERMES_DEFAULT_MODEL": "m"}).inference_model == "m"
+    both = {"HERMES_DEFAULT_MODEL": "old", "HERMES_INFERENCE_MODEL": "new"}
+    assert Settings.from_env(both).inference_model == "new"
+    assert Settings.from_env(both, inference_model="newest").inference_model == "newest"
 
 
 @pytest.mark.parametrize(

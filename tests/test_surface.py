@@ -15,7 +15,7 @@ import pytest
 
 import molecule_hermes
 from molecule_hermes.config import settings_table
-from molecule_hermes.hermes.providers import PROVIDERS
+from molecule_hermes.hermes.providers import OPENROUTER_VENDORS, PROVIDERS_BY_NAME
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted(
@@ -174,9 +174,13 @@ def test_the_readme_has_every_setting_with_its_default() -> None:
 
 def test_the_docs_have_every_provider() -> None:
     text = (ROOT / "docs" / "models.md").read_text()
-    for provider in PROVIDERS:
-        assert all(f"`{variable}`" in text for variable in provider.variables)
-        assert f"`{provider.model}`" in text
+    for provider in PROVIDERS_BY_NAME.values():
+        (row,) = re.findall(rf"^\| {provider.name}(?: \(.*?\))? \|.*$", text, re.M)
+        assert all(f"`{variable}`" in row for variable in provider.variables)
+        assert all(f"`{prefix}/`" in row for prefix in (provider.name, *provider.prefixes))
+        assert provider.model in row
+    vendors = ", ".join(f"`{vendor}/`" for vendor in sorted(OPENROUTER_VENDORS))
+    assert f"| {vendors} |" in text
 
 
 def test_the_docs_have_every_demo_directive() -> None:

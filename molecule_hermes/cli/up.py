@@ -13,7 +13,7 @@ from molecule_hermes.cli.progress import INTERVAL, progress
 from molecule_hermes.cli.serve import serve
 from molecule_hermes.cli.signals import Signals
 from molecule_hermes.config import Settings
-from molecule_hermes.errors import AuthFailure, Draining, StartError, TurnFailure
+from molecule_hermes.errors import AuthFailure, ConfigError, Draining, StartError, TurnFailure
 from molecule_hermes.hermes.api import open_first_session, platform_state
 from molecule_hermes.hermes.credentials import (
     Credentials,
@@ -25,9 +25,14 @@ from molecule_hermes.hermes.demo_model import demo_model
 from molecule_hermes.hermes.diagnosis import Hermes, NotBoundError, diagnose
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.home_setup import api_address, configure
+from molecule_hermes.hermes.model_choice import (
+    ModelChoice,
+    choose_model,
+    demo_choice,
+    require_demo_allowed,
+)
 from molecule_hermes.hermes.plugin_setup import enable
 from molecule_hermes.hermes.process import Gateway
-from molecule_hermes.hermes.providers import ModelChoice, choose_model, demo_choice
 from molecule_hermes.hermes.workspace import merge_mcp_servers
 from molecule_hermes.net.ports import require_free_port
 from molecule_hermes.server.assembly import TransportName, create_transport
@@ -106,21 +111,39 @@ async def _choose_model(
     stack: contextlib.AsyncExitStack,
     keep_config: bool,
 ) -> tuple[ModelChoice, bool]:
-    """The model in the settings, else the folder's, else the provider of a key, else the demo.
+    """The demo model if it is asked for, else the model in the settings, else the folder's own,
+    else that of a provider whose key is set, else the demo model if it may answer.
 
     Also returns whether it is the folder's own, which must not be overwritten.
     """
     if keep_config:
         block = home.read_config().get("model")
         return ModelChoice(block if isinstance(block, Mapping) else {}, "kept as it is"), True
+    foreign = home.foreign_model()
+    if settings.demo == "always":
+        return await _demo(foreign, home, stack), False
     in_settings = (
         settings.custom_base_url or settings.inference_model or settings.inference_provider
     )
-    if not in_settings and (block := home.foreign_model()):
-        return ModelChoice(block, f"{home.config_file}"), True
-    if chosen := choose_model(settings, environ):
+    if not in_settings and foreign:
+        return ModelChoice(foreign, f"{home.config_file}"), True
+    keys = {**environ, **home.read_env()}
+    if chosen := choose_model(settings, keys, home.logins()):
         return chosen, False
+    require_demo_allowed(settings, keys)
     return demo_choice(await stack.enter_async_context(demo_model())), False
+
+
+async def _demo(
+    foreign: Mapping[str, object] | None, home: HermesHome, stack: contextlib.AsyncExitStack
+) -> ModelChoice:
+    if foreign:
+        raise ConfigError(
+            f"MOLECULE_HERMES_DEMO=always would replace the model in {home.config_file}",
+            "remove its model: block, or use another HERMES_HOME",
+        )
+    url = await stack.enter_async_context(demo_model())
+    return demo_choice(url, "MOLECULE_HERMES_DEMO=always")
 
 
 @dataclass(frozen=True, slots=True)

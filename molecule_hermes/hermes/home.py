@@ -31,6 +31,8 @@ __all__ = ["HermesHome", "read_yaml", "write_atomically"]
 
 _STAMP = ".molecule-hermes.json"
 _LOCK = ".molecule-hermes.lock"
+_COPIED_SOURCES = ("env:", "config:", "model_config")
+"""Sources of entries in auth.json that Hermes copied from its environment and configuration."""
 _BOOLEANS = {"on", "off", "yes", "no", "y", "n", "true", "false", "null", "~"}
 
 
@@ -197,6 +199,24 @@ class HermesHome:
 
     def _stamp(self, **changed: Any) -> None:
         write_atomically(self.path / _STAMP, json.dumps(self._stamps() | changed))
+
+    def logins(self) -> frozenset[str]:
+        """The providers that Hermes has a login or a stored key for, as `hermes auth` keeps them.
+
+        Entries that Hermes itself copied from the environment do not count.
+        """
+        try:
+            store = json.loads((self.path / "auth.json").read_text(encoding="utf-8"))
+            names = [name for name, state in dict(store.get("providers") or {}).items() if state]
+            for name, entries in dict(store.get("credential_pool") or {}).items():
+                sources = [str(entry.get("source") or "") for entry in entries]
+                if any(
+                    s and not s.startswith(("env:", "config:", "model_config")) for s in sources
+                ):
+                    names.append(name)
+        except (OSError, ValueError, TypeError, AttributeError):
+            return frozenset()
+        return frozenset(names)
 
     def read_env(self) -> dict[str, str]:
         """The variables as Hermes reads them: python-dotenv, with `${NAME}` expanded."""

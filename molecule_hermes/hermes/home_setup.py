@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError
 from molecule_hermes.hermes.home import HermesHome
-from molecule_hermes.hermes.providers import ModelChoice
+from molecule_hermes.hermes.model_choice import ModelChoice
 from molecule_hermes.plugin.settings import API_KEY, SECRET, restart_settings
 from molecule_hermes.text import is_loopback
 

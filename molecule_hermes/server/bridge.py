@@ -66,6 +66,7 @@ class Bridge:
         self._warnings = list(warnings)
         self.health = Health({"hermes": transport.check, **(checks or {})})
         self.metrics = Metrics()
+        self.metrics.watch("demo_model", "1 if the demo model answers, else 0", lambda: demo)
         self.hasten = asyncio.Event()
         """Set to cut the drain short."""
         self.url = ""
@@ -183,7 +184,7 @@ class Bridge:
         shorten_sdk_logs()
         settings, metrics = self._settings, self.metrics
         table = self._create_connection_table()
-        probes = probe_routes(self.health, self._warnings, self._may_see_addresses)
+        probes = probe_routes(self.health, self._warnings, self._may_see_addresses, demo=self._demo)
         app = create_app(
             settings,
             self.url,

@@ -21,6 +21,8 @@ __all__ = ["Health", "Report", "probe_routes"]
 
 logger = logging.getLogger(__name__)
 
+_DEMO = "the built-in demo model answers, not a real one"
+
 Check = Callable[[], Awaitable[None]]
 """Returns if its part is ready; otherwise raises a `TurnFailure` that says why not."""
 
@@ -94,9 +96,17 @@ class Health:
 
 
 def probe_routes(
-    health: Health, warnings: Sequence[str], may_see_addresses: Callable[[HTTPConnection], bool]
+    health: Health,
+    warnings: Sequence[str],
+    may_see_addresses: Callable[[HTTPConnection], bool],
+    *,
+    demo: bool = False,
 ) -> list[Route]:
-    """The probes. Callers that `may_see_addresses` rejects get no internal addresses and paths."""
+    """The probes. Callers that `may_see_addresses` rejects get no internal addresses and paths.
+
+    `demo` says that the demo model answers in place of a real one.
+    """
+    warnings = [_DEMO, *warnings] if demo else warnings
 
     async def live(request: Request) -> JSONResponse:
         return JSONResponse({"live": True, "version": __version__})
@@ -107,7 +117,8 @@ def probe_routes(
         if not may_see_addresses(request):
             report = report.without_addresses()
             shown = [without_addresses(warning) for warning in shown]
-        body = report.as_dict() | ({"warnings": shown} if shown else {})
+        body = report.as_dict() | ({"demo": True} if demo else {})
+        body |= {"warnings": shown} if shown else {}
         return JSONResponse(body, 200 if report.ready else 503)
 
     async def startup(request: Request) -> JSONResponse:

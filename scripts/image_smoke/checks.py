@@ -89,6 +89,7 @@ def environment(**more: str) -> dict[str, str]:
         "MOLECULE_A2A_CALLBACK_PORT": free_port(),
         "HERMES_API_BASE": f"http://127.0.0.1:{free_port()}/v1",
         "MOLECULE_HERMES_PEER_TOKENS": f"smoke:{TOKEN}",
+        "MOLECULE_HERMES_DEMO": "always",
         **more,
     }
 

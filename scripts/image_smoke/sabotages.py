@@ -16,7 +16,7 @@ from molecule_hermes.config import Settings
 from molecule_hermes.hermes.plugin_setup import enable
 from molecule_hermes.hermes.home_setup import configure
 from molecule_hermes.hermes.home import HermesHome
-from molecule_hermes.hermes.providers import demo_choice
+from molecule_hermes.hermes.model_choice import demo_choice
 settings = Settings.from_env()
 home = HermesHome(settings.home)
 configure(home, settings, demo_choice("http://127.0.0.1:9/v1"))
@@ -75,10 +75,16 @@ def short_key(engine: Engine, image: str) -> Container:
     return engine.start(image, engine.volume(image), environ)
 
 
+def mistyped_key(engine: Engine, image: str) -> Container:
+    environ = environment(MOLECULE_HERMES_DEMO="auto", OPENROUTER_KEY="not-a-real-key")
+    return engine.start(image, engine.volume(image), environ)
+
+
 SABOTAGES = {
     "not-enabled": Sabotage(not_enabled, "does not list molecule-a2a in plugins.enabled"),
     "no-entry-point": Sabotage(no_entry_point, "is not installed in Hermes's environment"),
     "port-taken": Sabotage(port_taken, "set MOLECULE_A2A_PLATFORM_PORT"),
+    "mistyped-key": Sabotage(mistyped_key, "the demo model answers on loopback only", code=2),
     "short-key": Sabotage(short_key, "API_SERVER_KEY=(a secret) is not valid", code=2),
 }
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from molecule_hermes.hermes.demo_model import demo_model
-from molecule_hermes.hermes.providers import demo_choice
+from molecule_hermes.hermes.model_choice import demo_choice
 from tests.support.stack import Stack, environment, up
 
 Say = Callable[[str], None]

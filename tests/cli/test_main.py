@@ -84,6 +84,52 @@ def test_a_host_beyond_loopback_without_tokens_does_not_start() -> None:
         assert "ALLOW_ANONYMOUS" in ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"MOLECULE_HERMES_HOST": "0.0.0.0"}, ["on loopback only", "MOLECULE_HERMES_HOST=0.0.0.0"]),
+        ({"MOLECULE_HERMES_DEMO": "never"}, ["MOLECULE_HERMES_DEMO=never"]),
+        ({"HERMES_INFERENCE_MODEL": "openrouter/x"}, ["HERMES_INFERENCE_MODEL='openrouter/x'"]),
+        ({"HERMES_DEFAULT_MODEL": "xai/x", "GROK_KEY": "v"}, ["GROK_KEY is set", "XAI_API_KEY"]),
+    ],
+)
+def test_a_missing_model_key_is_one_line_that_names_look_alikes(
+    tmp_path: Path, environ: dict[str, str], words: list[str]
+) -> None:
+    ended = run(
+        "up",
+        MOLECULE_HERMES_STATE_DIR=str(tmp_path),
+        MOLECULE_HERMES_PORT=str(free_port()),
+        HERMES_API_BASE=f"http://127.0.0.1:{free_port()}/v1",
+        MOLECULE_HERMES_PEER_TOKENS="alice:token-0123456789abcdef",
+        OPENROUTER_KEY="the-mistyped-key",
+        **environ,
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.count("\n") == 1
+    assert "looked for" in ended.stderr
+    if "HERMES_DEFAULT_MODEL" not in environ:
+        words = [*words, "OPENROUTER_KEY is set: did you mean OPENROUTER_API_KEY?"]
+    assert [word for word in words if word not in ended.stderr] == []
+    assert "the-mistyped-key" not in ended.stderr
+
+
+def test_a_model_of_the_user_is_not_replaced_by_the_demo_model(tmp_path: Path) -> None:
+    config = tmp_path / "hermes" / "config.yaml"
+    config.parent.mkdir()
+    config.write_text("model: {default: mine, provider: xai}\n")
+    ended = run(
+        "up",
+        MOLECULE_HERMES_STATE_DIR=str(tmp_path),
+        MOLECULE_HERMES_PORT=str(free_port()),
+        HERMES_API_BASE=f"http://127.0.0.1:{free_port()}/v1",
+        MOLECULE_HERMES_DEMO="always",
+    )
+    assert ended.returncode == 2
+    assert "would replace the model" in ended.stderr
+    assert config.read_text() == "model: {default: mine, provider: xai}\n"
+
+
 @pytest.mark.parametrize("command", [["send", "hi"], ["card"]])
 def test_an_agent_that_does_not_answer_is_one_line_and_exits_1(command: list[str]) -> None:
     ended = run(*command, "--url", f"http://127.0.0.1:{free_port()}")

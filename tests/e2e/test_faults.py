@@ -30,7 +30,7 @@ from a2a.utils.errors import UnsupportedOperationError
 
 from molecule_hermes.client.connection import message
 from molecule_hermes.hermes.demo_model import demo_model
-from molecule_hermes.hermes.providers import demo_choice
+from molecule_hermes.hermes.model_choice import demo_choice
 from molecule_hermes.wire import REPLY_PATH, SECRET_HEADER
 from tests.support.peers import Turn, ask, peer, reply_text, send, state
 from tests.support.stack import Stack, environment, processes, up

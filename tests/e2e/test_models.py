@@ -16,7 +16,7 @@ from aiohttp import web
 from molecule_hermes.config import Settings
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.home_setup import configure
-from molecule_hermes.hermes.providers import choose_model
+from molecule_hermes.hermes.model_choice import choose_model
 from tests.support.peers import ask, peer
 from tests.support.serving import serve
 from tests.support.stack import environment, up
@@ -97,7 +97,7 @@ _RESOLVE = """
 import json
 from hermes_cli.runtime_provider import resolve_runtime_provider
 runtime = resolve_runtime_provider(requested=None)
-print(json.dumps({k: runtime.get(k) for k in ("provider", "api_mode", "base_url")}))
+print(json.dumps({k: runtime.get(k) for k in ("provider", "api_mode", "base_url", "api_key")}))
 """
 
 
@@ -116,7 +116,39 @@ print(json.dumps({k: runtime.get(k) for k in ("provider", "api_mode", "base_url"
 def test_hermes_itself_understands_what_was_written_for_a_key(
     tmp_path: Path, variable: str, expected: tuple[str, str | None, str]
 ) -> None:
-    environ = environment(tmp_path, **{variable: "sk-or-v1-0123456789abcdef0123456789"})
+    runtime = _resolve(tmp_path, {variable: _KEY})
+    provider, api_mode, host = expected
+    assert runtime["provider"] == provider
+    assert api_mode in (None, runtime["api_mode"])
+    assert host in runtime["base_url"]
+
+
+@pytest.mark.parametrize(
+    ("model", "variable", "expected"),
+    [
+        ("openai/gpt-5.4", "OPENAI_API_KEY", ("custom", "api.openai.com")),
+        ("openai/gpt-5.4", "OPENROUTER_API_KEY", ("openrouter", "openrouter.ai")),
+        ("nousresearch/hermes-4", "HERMES_API_KEY", ("custom", "inference-api.nousresearch.com")),
+        ("ai-gateway/openai/gpt", "AI_GATEWAY_API_KEY", ("custom", "ai-gateway.vercel.sh")),
+        ("qwen/qwen3.7-plus", "DASHSCOPE_API_KEY", ("alibaba", "dashscope")),
+        ("nim/meta/llama", "NVIDIA_API_KEY", ("nvidia", "api.nvidia.com")),
+    ],
+)
+def test_hermes_itself_understands_what_was_written_for_a_prefix(
+    tmp_path: Path, model: str, variable: str, expected: tuple[str, str]
+) -> None:
+    runtime = _resolve(tmp_path, {variable: _KEY, "HERMES_INFERENCE_MODEL": model})
+    assert runtime["provider"] == expected[0]
+    assert expected[1] in runtime["base_url"]
+    assert runtime["api_key"] == _KEY
+
+
+_KEY = "sk-or-v1-0123456789abcdef0123456789"
+
+
+def _resolve(folder: Path, variables: dict[str, str]) -> dict[str, str]:
+    """What Hermes makes of the `model:` block that is written for these variables."""
+    environ = environment(folder, **variables)
     settings = Settings.from_env(environ)
     home = HermesHome(settings.home)
     configure(home, settings, choose_model(settings, environ))
@@ -129,8 +161,5 @@ def test_hermes_itself_understands_what_was_written_for_a_key(
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    runtime = json.loads(ended.stdout.splitlines()[-1])
-    provider, api_mode, host = expected
-    assert runtime["provider"] == provider
-    assert api_mode in (None, runtime["api_mode"])
-    assert host in runtime["base_url"]
+    runtime: dict[str, str] = json.loads(ended.stdout.splitlines()[-1])
+    return runtime

@@ -17,8 +17,8 @@ import pytest
 from molecule_hermes.config import Settings
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.home_setup import configure
+from molecule_hermes.hermes.model_choice import demo_choice
 from molecule_hermes.hermes.plugin_setup import enable
-from molecule_hermes.hermes.providers import demo_choice
 from tests.support.peers import ask, peer
 from tests.support.stack import environment, up
 

@@ -22,7 +22,7 @@ from a2a.utils.errors import TaskNotFoundError
 from molecule_hermes.client.connection import message
 from molecule_hermes.config import Settings
 from molecule_hermes.hermes.home import HermesHome
-from molecule_hermes.hermes.providers import demo_choice
+from molecule_hermes.hermes.model_choice import demo_choice
 from tests.support.peers import Turn, ask, peer, reply_text
 from tests.support.stack import Stack, environment, secrets_in, up
 from tests.support.waiting import until
@@ -160,12 +160,18 @@ async def test_a_slash_command_is_only_text(stack: Stack) -> None:
             assert f"You said: {text}" in turn.text
 
 
-async def test_the_card_and_the_terminal_name_the_demo_model(stack: Stack) -> None:
-    async with httpx.AsyncClient() as http:
-        card = (await http.get(stack.url + "/.well-known/agent-card.json")).json()
+async def test_card_probe_metric_and_terminal_name_the_demo_model(stack: Stack) -> None:
+    headers = {"Authorization": f"Bearer {ALICE}"}
+    async with httpx.AsyncClient(base_url=stack.url, headers=headers) as http:
+        card = (await http.get("/.well-known/agent-card.json")).json()
+        ready = (await http.get("/readyz")).json()
+        metrics = (await http.get("/metrics")).text
     assert "demo model" in card["description"]
+    assert ready["demo"] is True
+    assert "demo model" in ready["warnings"][0]
+    assert "molecule_hermes_demo_model 1.0" in metrics
+    await until(lambda: stack.url in stack.output)
     assert "demo model" in stack.output
-    assert stack.url in stack.output
 
 
 async def test_the_doctor_finds_no_problems(stack: Stack, environ: dict[str, str]) -> None:

@@ -17,7 +17,7 @@ from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError
 from molecule_hermes.hermes.home import HermesHome, write_atomically
 from molecule_hermes.hermes.home_setup import configure
-from molecule_hermes.hermes.providers import demo_choice
+from molecule_hermes.hermes.model_choice import demo_choice
 
 EXISTING = """\
 # my own Hermes
@@ -264,3 +264,25 @@ def test_only_one_bridge_at_a_time_can_use_a_folder(home: HermesHome) -> None:
         pass
     with home.held():
         pass
+
+
+@pytest.mark.parametrize(
+    ("store", "expected"),
+    [
+        (None, set()),
+        ("not json", set()),
+        ("[]", set()),
+        ('{"providers": {"nous": {"access_token": "x"}, "openai-codex": {}}}', {"nous"}),
+        ('{"credential_pool": {"xai": [{"source": "env:XAI_API_KEY"}]}}', set()),
+        ('{"credential_pool": {"xai": [{"source": "manual"}]}}', {"xai"}),
+        ('{"credential_pool": {"custom": [{"source": "model_config"}]}}', set()),
+        ('{"providers": 1, "credential_pool": "x"}', set()),
+    ],
+)
+def test_a_login_of_hermes_is_recognised(
+    home: HermesHome, store: str | None, expected: set[str]
+) -> None:
+    home.create()
+    if store is not None:
+        (home.path / "auth.json").write_text(store)
+    assert home.logins() == expected

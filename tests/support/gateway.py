@@ -19,7 +19,7 @@ import aiohttp
 from aiohttp import web
 
 from molecule_hermes.hermes.demo_model import demo_model
-from molecule_hermes.hermes.providers import demo_choice
+from molecule_hermes.hermes.model_choice import demo_choice
 from molecule_hermes.plugin import PLATFORM, hermes_settings
 from molecule_hermes.wire import (
     ANSWER_PATH,
