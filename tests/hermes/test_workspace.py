@@ -10,8 +10,8 @@ import yaml
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError
 from molecule_hermes.hermes.home import HermesHome
+from molecule_hermes.hermes.model_choice import demo_choice
 from molecule_hermes.hermes.plugin_setup import enable
-from molecule_hermes.hermes.providers import demo_choice
 from molecule_hermes.hermes.workspace import merge_mcp_servers
 
 SERVERS = """\
