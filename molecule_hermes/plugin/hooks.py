@@ -26,6 +26,8 @@ __all__ = ["Effect", "Hooks", "Listener"]
 Effect: TypeAlias = Callable[[Dispatcher, Turn], None]
 
 _PREVIEW = 200
+_PARSED = 2**20
+"""A longer result is not parsed: the agent's thread would wait for it."""
 _CLARIFY = "clarify"
 """The tool with which the agent asks. Only its end shows that it gave up waiting."""
 
@@ -115,6 +117,7 @@ def _tool_ended(given: Mapping[str, Any]) -> Effect:
         _preview(given),
         duration=seconds,
         ok=given.get("status") == "ok",
+        output=_output(given),
     )
 
     def effect(dispatcher: Dispatcher, turn: Turn) -> None:
@@ -150,7 +153,25 @@ def _preview(given: Mapping[str, Any]) -> str:
         return ""
     first = next(iter(arguments.values()))
     text = first if isinstance(first, str) else json.dumps(arguments, default=str)
-    text = redact(" ".join(text[: 10 * _PREVIEW].split()))
+    return _brief(text)
+
+
+def _output(given: Mapping[str, Any]) -> str:
+    """The beginning of the tool's result on one line; most tools return JSON with an `output`."""
+    result = given.get("result")
+    text = result if isinstance(result, str) else json.dumps(result, default=str) if result else ""
+    if len(text) < _PARSED:
+        with contextlib.suppress(ValueError, RecursionError):
+            parsed = json.loads(text)
+            if isinstance(parsed, dict) and isinstance(parsed.get("output"), str):
+                text = parsed["output"] or text
+    return _brief(text)
+
+
+def _brief(text: str) -> str:
+    # Lone surrogates, which JSON allows, are refused on the wire.
+    readable = text[: 10 * _PREVIEW].encode("utf-8", "replace").decode()
+    text = redact(" ".join(readable.split()))
     return text if len(text) <= _PREVIEW else text[: _PREVIEW - 1] + "…"
 
 

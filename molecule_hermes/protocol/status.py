@@ -43,6 +43,8 @@ async def working(updater: TaskUpdater, text: str = "", data: dict[str, Any] | N
 
 async def tool(updater: TaskUpdater, progress: ToolProgress) -> None:
     known = {key: value for key, value in asdict(progress).items() if value is not None}
+    if not progress.output:
+        del known["output"]
     await working(updater, _line(progress), {"tool": known})
 
 

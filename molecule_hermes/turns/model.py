@@ -104,6 +104,8 @@ class ToolProgress:
     preview: str = ""
     duration: float | None = None
     ok: bool | None = None
+    output: str = ""
+    """The beginning of what the tool returned; empty if the transport does not report it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ class Tool:
     preview: str = ""
     duration: float | None = None
     ok: bool | None = None
+    output: str = ""
+    """The beginning of what the tool returned."""
 
     @classmethod
     def parse(cls, data: object) -> Self:
@@ -60,6 +62,7 @@ class Tool:
             preview=fields.text("preview", default=""),
             duration=fields.seconds("duration"),
             ok=fields.flag("ok", default=None),
+            output=fields.text("output", default=""),
         )
 
     def to_json(self) -> dict[str, object]:
@@ -68,6 +71,8 @@ class Tool:
             data["duration"] = self.duration
         if self.ok is not None:
             data["ok"] = self.ok
+        if self.output:
+            data["output"] = self.output
         return data
 
 

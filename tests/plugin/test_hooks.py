@@ -75,3 +75,23 @@ def test_tool_calls_are_reported_briefly_and_without_secrets(recorder: Any) -> N
     assert len(began.preview) == 200
     assert "abcdefghijk" not in began.preview
     assert ended == Tool("t", "end", '{"n": 1}', 1.5, False)
+
+
+@pytest.mark.parametrize(
+    ("result", "shown"),
+    [
+        ('{"output": "two\\nlines", "exit_code": 0}', "two lines"),
+        ('{"output": "", "exit_code": 1}', '{"output": "", "exit_code": 1}'),
+        ({"n": 1}, '{"n": 1}'),
+        ("plain", "plain"),
+        (None, ""),
+        ('{"output": "\\ud83d"}', "?"),
+        ("password=hunter2hunter2", "password=***"),
+        ("x" * 500, "x" * 199 + "…"),
+    ],
+)
+def test_the_beginning_of_a_tools_result_is_reported(
+    recorder: Any, result: object, shown: str
+) -> None:
+    recorder.fire("post_tool_call", tool_name="t", args={}, status="ok", result=result)
+    assert recorder.callbacks[0].body.output == shown

@@ -45,7 +45,7 @@ APPROVAL = Question("q1", "approval", "recursive delete\n\nrm -rf /data", ("once
 SCRIPT = (
     TextDelta("I look. "),
     ToolProgress("terminal", "start", "ls -l"),
-    ToolProgress("terminal", "end", "ls -l", duration=0.1, ok=True),
+    ToolProgress("terminal", "end", "ls -l", duration=0.1, ok=True, output="a.txt"),
     FileProduced("a.txt", "text/plain", b"file", caption="here"),
     TextDelta("The answer", replace=True),
     TextDelta(" is 42."),
@@ -89,7 +89,7 @@ async def test_a_turn_is_answered_by_exactly_one_message(
     assert got.context_id == "ctx"
     about = metadata(got)
     assert about["usage"]["totalTokens"] == 3
-    trace = {"tool": "terminal", "input": "ls -l", "output_preview": ""}
+    trace = {"tool": "terminal", "input": "ls -l", "output_preview": "a.txt"}
     assert about["tool_trace"] == [trace]
 
 
@@ -198,7 +198,7 @@ async def test_the_task_behind_a_message_can_be_listed_and_canceled(bridge: Star
 async def test_a_0_3_client_of_our_server_reads_the_first_part(bridge: StartBridge) -> None:
     transport = ScriptedTransport(APPROVAL, Answered(), Completed("done without it"))
     async with bridge(transport, REPLY="message") as b, httpx.AsyncClient(timeout=30) as http:
-        got = await Workspace(b.url, None, None, http).send("go")
+        got = await Workspace(b.url, http).send("go")
     assert got.text.startswith("done without it")
     assert "rm -rf /data" in got.text
     assert got.kinds == ["text"]

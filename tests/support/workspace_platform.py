@@ -13,7 +13,8 @@ from typing import Any
 
 import httpx
 import uvicorn
-from a2a.server.agent_execution import AgentExecutor
+from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.events import EventQueue
 from a2a.server.request_handlers import DefaultRequestHandler
 from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes
 from a2a.server.tasks import InMemoryTaskStore, TaskStore
@@ -82,14 +83,40 @@ class Reply:
         return dict(self.result.get("metadata") or {})
 
 
+class Recorder(AgentExecutor):
+    """The adapter's executor, with the calls that the request handler makes."""
+
+    def __init__(self, executor: AgentExecutor) -> None:
+        self._executor = executor
+        self.calls: list[tuple[RequestContext, EventQueue]] = []
+
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+        self.calls.append((context, event_queue))
+        await self._executor.execute(context, event_queue)
+
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
+        await self._executor.cancel(context, event_queue)
+
+
 class Workspace:
     """A running workspace, and the canvas and other workspaces that write to it."""
 
-    def __init__(self, url: str, adapter: Any, executor: Any, http: httpx.AsyncClient) -> None:
+    def __init__(
+        self,
+        url: str,
+        http: httpx.AsyncClient,
+        adapter: Any = None,
+        recorder: Recorder | None = None,
+    ) -> None:
         self.url = url
         self.adapter = adapter
-        self.executor = executor
+        self._recorder = recorder
         self._http = http
+
+    async def cancel(self) -> None:
+        """Cancels the last turn as a runtime does it that gives up on a message."""
+        assert self._recorder is not None
+        await self._recorder.cancel(*self._recorder.calls[-1])
 
     async def send(
         self,
@@ -129,8 +156,9 @@ async def platform(
     await adapter.setup(config)
     executor = await adapter.create_executor(config)
     try:
-        async with served(executor) as url, httpx.AsyncClient(timeout=120) as http:
-            yield Workspace(url, adapter, executor, http)
+        recorder = Recorder(executor)
+        async with served(recorder) as url, httpx.AsyncClient(timeout=120) as http:
+            yield Workspace(url, http, adapter, recorder)
     finally:
         await executor.stop()
 

@@ -116,8 +116,17 @@ async def test_a_callback_without_a_type_is_the_answer_of_an_older_plugin() -> N
     [
         (callback("x", type="delta", replace=True), TextDelta("x", replace=True)),
         (
-            callback("", type="tool", tool="t", phase="end", preview="p", duration=1.5, ok=True),
-            ToolProgress("t", "end", "p", 1.5, True),
+            callback(
+                "",
+                type="tool",
+                tool="t",
+                phase="end",
+                preview="p",
+                duration=1.5,
+                ok=True,
+                output="o",
+            ),
+            ToolProgress("t", "end", "p", 1.5, True, "o"),
         ),
         (callback("n", type="notice"), Notice("n")),
         (callback("n", type="push"), Notice("n")),

@@ -122,7 +122,9 @@ def event_of(callback: Callback) -> TurnEvent:  # noqa: PLR0911 - one for each t
         case Delta():
             return TextDelta(text, replace=body.replace)
         case Tool():
-            return ToolProgress(body.tool, body.phase, body.preview, body.duration, body.ok)
+            return ToolProgress(
+                body.tool, body.phase, body.preview, body.duration, body.ok, body.output
+            )
         case File():
             return FileProduced(body.name, body.media_type, body.data, body.url, text)
         case Approval():
