@@ -22,7 +22,9 @@ from molecule_hermes.errors import StartError
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.plugin_setup import enable
 from tests.support.fakes import KEY, FakeHermes, fake_hermes
+from tests.support.older_plugin import older_plugin
 from tests.support.serving import free_port, serve
+from tests.support.waiting import until
 from tests.support.workspace_platform import AdapterConfig, platform, workspace_file
 
 ADAPTER = "molecule_hermes.adapter"
@@ -399,3 +401,31 @@ async def test_a_platform_may_ask_for_tasks(chat: FakeHermes, environ: Callable[
         response = await workspace.call("message/send", "ping")
     assert response["result"]["kind"] == "task"
     assert response["result"]["status"]["state"] == "completed"
+
+
+async def test_an_older_plugin_is_served(environ: Callable[..., None], tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("a quince")
+    async with older_plugin("a-shared-secret-of-the-tests") as plugin:
+        environ(
+            MOLECULE_A2A_PLATFORM_ENABLED="true",
+            MOLECULE_A2A_PLATFORM_PORT=plugin.url.rpartition(":")[2],
+            MOLECULE_A2A_PLATFORM_SHARED_SECRET=plugin.secret,
+            MOLECULE_A2A_CALLBACK_PORT=0,
+            MOLECULE_HERMES_WORKSPACE=tmp_path,
+        )
+        history = [{"role": "user", "parts": [{"kind": "text", "text": "long ago"}]}]
+        async with platform(AdapterConfig(system_prompt="Be kind.")) as workspace:
+            first = await workspace.send("ping", metadata={"history": history})
+            second = await workspace.send("ping", workspace_file("/notes.txt"))
+            empty = await workspace.send(" ")
+            plugin.may_answer.clear()
+            waiting = asyncio.create_task(workspace.send("too long"))
+            await until(lambda: len(plugin.received) == 3)
+            await workspace.cancel()
+            canceled = await waiting
+    assert first.text == "You said: ping"
+    assert "a quince" in second.text
+    assert empty.text == "(empty prompt — nothing to do)"
+    assert canceled.text == "(canceled)"
+    chats = {message["chat_id"] for message in plugin.received}
+    assert len(chats) == 1, "one conversation, which Hermes keeps itself"
