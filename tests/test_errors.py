@@ -65,6 +65,74 @@ def test_a_providers_error_gets_its_kind(text: str, status: int | None, kind: st
     assert "<" not in failure.message
 
 
+QUOTA = [
+    (400, "Your credit balance is too low to access the API."),
+    (429, "Try another plan. (quota_exceeded)"),
+    (429, "No more today. (usage_limit_exceeded)"),
+    (429, "plan limit reached"),
+    (403, "Not now. (quota_exceeded)"),
+    (403, "credits exhausted"),
+    (429, "credits exhausted"),
+    (429, "Quota exceeded"),
+    (403, "Quota exceeded"),
+    (429, "You have reached the limit of messages"),
+    (429, "You have used up your usage for this week"),
+    (429, "The usage limit has been reached; try again in 4 hours 3 minutes"),
+    (429, "Quota exceeded for requests per day. Please retry in 32s."),
+    (429, "You exceeded your current quota, please check your plan and billing details."),
+]
+
+
+@pytest.mark.parametrize(("status", "text"), QUOTA)
+@pytest.mark.parametrize("form", ["hook", "text"])
+def test_a_spent_quota_is_not_worth_a_retry(status: int, text: str, form: str) -> None:
+    vague = {400: "billing", 403: "auth", 429: "rate_limit"}[status]
+    hook = failure_from_model_error(text, status, vague)
+    failure = hook if form == "hook" else failure_from_model_error(f"HTTP {status}: {text}")
+    assert (failure.kind, failure.retryable) == ("quota", False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Quota exceeded for metric: requests per minute. Please retry in 32s.",
+        "You exceeded your current quota, please check your plan and billing details. "
+        "Please retry in 20.1s.",
+        "Rate limit reached on tokens per min (TPM): Limit 10000. Please try again in 6s. "
+        "You can raise it by adding a payment method at https://example.com/account/billing.",
+    ],
+)
+def test_a_quota_per_minute_is_a_rate_limit(text: str) -> None:
+    for failure in (
+        failure_from_model_error(text, 429, "rate_limit"),
+        failure_from_model_error(f"HTTP 429: {text}"),
+    ):
+        assert (failure.kind, failure.retryable) == ("rate_limit", True)
+
+
+@pytest.mark.parametrize(
+    ("reason", "text", "status", "kind"),
+    [
+        ("billing", "Rate limit reached", 429, "quota"),
+        ("rate_limit", "too many tokens in this window", 429, "rate_limit"),
+        ("auth_permanent", "no such model", 403, "auth"),
+        ("model_not_found", "permission denied", 403, "model_not_found"),
+        ("context_overflow", "bad request", 400, "context_overflow"),
+        ("timeout", "Connection error.", None, "timeout"),
+        ("server_error", "authentication backend is down", None, "internal"),
+        ("format_error", "x does not match any known model", 400, "model_not_found"),
+        ("", "HTTP 400: x does not match any known model", None, "model_not_found"),
+        ("unknown", "Incorrect API key provided", None, "auth"),
+        ("format_error", "bad parameter", 400, "bad_request"),
+        ("no-such-reason", "nope", 402, "quota"),
+    ],
+)
+def test_hermess_own_verdict_counts_before_the_text(
+    reason: str, text: str, status: int | None, kind: str
+) -> None:
+    assert failure_from_model_error(text, status, reason).kind == kind
+
+
 def test_a_provider_in_trouble_is_worth_a_retry_and_a_bad_key_is_not() -> None:
     assert failure_from_model_error("boom", 500).retryable
     assert not failure_from_model_error("no", 401).retryable

@@ -12,6 +12,7 @@ and follows directives in it (`docs/demo-model.md` describes them):
     demo:ask[=A|B] TEXT   ask that question through Hermes's clarify tool, then report the answer
     demo:call=TOOL {JSON} call any tool of Hermes with these arguments, then report
     demo:fail=CAUSE       fail as a provider would: 401, 404, 429, 500, quota, context, page
+    demo:fail=STATUS:CODE TEXT   fail with that HTTP status, code (may be empty) and message
     demo:clock            answer with the time at which the first word is written
     demo:empty            answer with an empty text
     demo:silent           answer "[SILENT]"
@@ -107,8 +108,8 @@ async def _completions(request: web.Request) -> web.StreamResponse:
     last_user = _text(_last_user(messages))
     request.app[_ON_MESSAGE](last_user)
     directives = {name: (value, rest) for name, value, rest in _DIRECTIVE.findall(last_user)}
-    if cause := directives.get("fail", ("", ""))[0]:
-        return _error(*_FAILURES.get(cause, _FAILURES["500"]))
+    if "fail" in directives:
+        return _error(*_failure(*directives["fail"]))
     if "hang" in directives:
         await asyncio.sleep(3600)
     answer = _answer(messages, last_user, directives)
@@ -118,6 +119,14 @@ async def _completions(request: web.Request) -> web.StreamResponse:
             await _stream(request, response, answer)
         return response
     return web.json_response(_whole(answer))
+
+
+def _failure(cause: str, text: str) -> tuple[int, str, str]:
+    """The status, code and message of a failure: a named one, or one that the message gives."""
+    status, colon, code = cause.partition(":")
+    if colon and re.fullmatch(r"[45]\d\d", status):
+        return int(status), code or "error", text or "The request failed."
+    return _FAILURES.get(cause, _FAILURES["500"])
 
 
 def _answer(

@@ -89,8 +89,27 @@ def _model_failed(given: Mapping[str, Any]) -> Effect:
     text = str(error.get("message") or "") if isinstance(error, Mapping) else ""
     status = given.get("status_code")
     code = status if isinstance(status, int) else None
-    failure = provider_failure(text or str(given.get("reason") or ""), code)
-    return lambda dispatcher, turn: turn.model_failed(failure)
+    reason = str(given.get("reason") or "")
+    failure = provider_failure(text or reason, code, reason)
+    retry = _retry(given)
+
+    def effect(dispatcher: Dispatcher, turn: Turn) -> None:
+        turn.model_failed(failure)
+        if retry:
+            dispatcher.notice(turn, f"the model call failed ({failure.kind}); {retry}")
+
+    return effect
+
+
+def _retry(given: Mapping[str, Any]) -> str:
+    """Which of its retries Hermes makes next; "" if it makes none.
+
+    Hermes keeps its own notices about retries from platforms such as ours (gateway/run.py:74).
+    """
+    failed, attempts = given.get("retry_count"), given.get("max_retries")
+    if not given.get("retryable") or not isinstance(failed, int) or not isinstance(attempts, int):
+        return ""
+    return f"retry {failed + 1} of {attempts - 1}" if failed + 1 < attempts else ""
 
 
 def _session_ended(given: Mapping[str, Any]) -> Effect | None:

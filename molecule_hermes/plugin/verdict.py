@@ -42,9 +42,9 @@ def final_of(turn: Turn) -> Callback:
     return turn.callback(final, text)
 
 
-def provider_failure(error: str, status: int | None) -> TurnFailure:
-    """What a failed call of the model means."""
-    return failure_from_model_error(_provider_message(error), status)
+def provider_failure(error: str, status: int | None, reason: str = "") -> TurnFailure:
+    """What a failed call of the model means; `reason` is Hermes's own verdict on it."""
+    return failure_from_model_error(_provider_message(error), status, reason)
 
 
 def _judge(turn: Turn) -> tuple[Final, str]:

@@ -30,9 +30,9 @@ class Feature(Enum):
         "how long a tool took, and whether it worked", "yes", "no: Hermes does not report it"
     )
     NOTICES = _Row(
-        "Hermes's notices (retrying, compressing context, long running)",
+        "a notice when Hermes repeats a failed model call",
         "yes",
-        "no: Hermes does not report them; the bridge's own notices only",
+        "no: Hermes does not report it; the bridge's own notices only",
     )
     APPROVALS = _Row(
         "the peer is asked before a dangerous command",

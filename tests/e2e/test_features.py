@@ -141,7 +141,8 @@ async def test_a_tools_end_says_how_long_it_took_and_whether_it_worked(alice: Cl
 @pytest.mark.feature(Feature.NOTICES)
 async def test_retries_of_hermes_are_reported(alice: Client) -> None:
     turn = await ask(alice, "demo:fail=429")
-    assert any("notice" in data for data in turn.data), turn.progress
+    notices = [data["notice"] for data in turn.data if "notice" in data]
+    assert "the model call failed (rate_limit); retry 1 of 1" in notices, turn.progress
     assert turn.failure["kind"] == "rate_limit"
     assert turn.failure["retryable"] is True
 
@@ -358,3 +359,22 @@ async def test_each_failure_has_its_kind_and_a_hint(alice: Client, said: str, ki
     assert turn.failure["hint"]
     assert "<" not in turn.failure["message"]
     assert "sk-" not in str(turn.events)
+
+
+@pytest.mark.feature(Feature.FAILURES)
+async def test_a_spent_quota_differs_from_a_limit_per_minute(alice: Client) -> None:
+    expected = {
+        "400: Your credit balance is too low to access the API.": "quota",
+        "429:quota_exceeded You have exceeded your monthly quota.": "quota",
+        "429:usage_limit_exceeded The usage limit has been reached.": "quota",
+        "429: plan limit reached": "quota",
+        "403:quota_exceeded Quota exceeded": "quota",
+        "403: credits exhausted": "quota",
+        "429: You have reached the limit of messages": "quota",
+        "429: You have used up your usage": "quota",
+        "400: The name x does not match any known model": "model_not_found",
+        "429: Quota exceeded: 10 requests per minute. Please retry in 32s.": "rate_limit",
+    }
+    turns = await asyncio.gather(*(ask(alice, f"demo:fail={error}") for error in expected))
+    failures = [(turn.failure["kind"], turn.failure["retryable"]) for turn in turns]
+    assert failures == [(kind, kind == "rate_limit") for kind in expected.values()]

@@ -7,7 +7,7 @@ import pytest
 
 from molecule_hermes.plugin.hooks import Effect, Hooks
 from molecule_hermes.plugin.turn import Turn
-from molecule_hermes.wire import Callback, Inbound, Tool, Usage
+from molecule_hermes.wire import Callback, Inbound, Notice, Tool, Usage
 
 
 class Recorder:
@@ -19,7 +19,8 @@ class Recorder:
     def on_hook(self, message_id: str, effect: Effect) -> None:
         self.names.append(message_id)
         dispatcher: Any = SimpleNamespace(
-            emit=lambda turn, callback: self.callbacks.append(callback)
+            emit=lambda turn, callback: self.callbacks.append(callback),
+            notice=lambda turn, text: self.callbacks.append(turn.callback(Notice(), text)),
         )
         effect(dispatcher, self.turn)
 
@@ -57,6 +58,44 @@ def test_hooks_record_how_a_turn_went(recorder: Any) -> None:
     assert (recorder.turn.answer, recorder.turn.failure) == ("hi", None)
     recorder.fire("on_session_end", platform="molecule_a2a", interrupted=True)
     assert recorder.turn.interrupted
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "reason", "kind"),
+    [
+        (429, "quota_exceeded", "rate_limit", "quota"),
+        (429, "usage_limit_exceeded", "rate_limit", "quota"),
+        (403, "quota_exceeded", "auth", "quota"),
+        (429, "slow_down", "billing", "quota"),
+        (429, "slow_down", "rate_limit", "rate_limit"),
+        (400, "oops", "model_not_found", "model_not_found"),
+    ],
+)
+def test_hermess_verdict_and_the_providers_code_name_the_failure(
+    recorder: Any, status: int, code: str, reason: str, kind: str
+) -> None:
+    body = {"error": {"message": "Not now.", "code": code}}
+    error = {"message": f"Error code: {status} - {body}"}
+    recorder.fire("api_request_error", status_code=status, reason=reason, error=error)
+    assert recorder.turn.failure.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"retryable": True, "retry_count": 0, "max_retries": 3}, "retry 1 of 2"),
+        ({"retryable": True, "retry_count": 1, "max_retries": 3}, "retry 2 of 2"),
+        ({"retryable": True, "retry_count": 2, "max_retries": 3}, ""),
+        ({"retryable": False, "retry_count": 0, "max_retries": 3}, ""),
+        ({"retryable": True}, ""),
+    ],
+)
+def test_the_peer_is_told_that_hermes_repeats_a_failed_call(
+    recorder: Any, given: dict[str, Any], expected: str
+) -> None:
+    recorder.fire("api_request_error", status_code=429, reason="rate_limit", **given)
+    notices = [callback.content for callback in recorder.callbacks]
+    assert notices == ([f"the model call failed (rate_limit); {expected}"] if expected else [])
 
 
 def test_a_subagent_does_not_answer_for_the_agent(recorder: Any) -> None:

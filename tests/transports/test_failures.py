@@ -25,6 +25,18 @@ FAILURES: list[tuple[str, str, Reply]] = [
     ("model_not_found", "the LLM's 404", streaming(*upstream_error("HTTP 404: no such model x"))),
     ("rate_limit", "the LLM's 429", streaming(*upstream_error("HTTP 429: Rate limit reached"))),
     ("quota", "an empty account", streaming(*upstream_error("HTTP 429: insufficient_quota"))),
+    ("quota", "a spent plan", streaming(*upstream_error("HTTP 429: plan limit reached"))),
+    ("quota", "a spent quota", streaming(*upstream_error("HTTP 403: Quota exceeded"))),
+    (
+        "rate_limit",
+        "a quota per minute",
+        streaming(*upstream_error("HTTP 429: Quota exceeded (per minute), retry in 9s")),
+    ),
+    (
+        "model_not_found",
+        "a name that is no model's",
+        streaming(*upstream_error("HTTP 400: x does not match any known model")),
+    ),
     ("internal", "the LLM's 500", streaming(*upstream_error("HTTP 500: server error"))),
     ("context_overflow", "too long", streaming(*upstream_error("Context length exceeded"))),
     ("empty_reply", "an empty reply", streaming(*answer())),
