@@ -19,7 +19,7 @@ from molecule_hermes.embedding import EmbeddedExecutor, ExecutorConfig, create_e
 from molecule_hermes.errors import StartError, TurnFailure, Unreachable
 from molecule_hermes.hermes.credentials import known_credentials
 from molecule_hermes.hermes.diagnosis import diagnose_running
-from molecule_hermes.hermes.providers import keys_that_are_set
+from molecule_hermes.hermes.providers import HERMES_API_KEY_NOTE, keys_that_are_set
 from molecule_hermes.hermes.transcript import read_transcript
 from molecule_hermes.plugin.settings import API_KEY, PLATFORM, SECRET
 from molecule_hermes.server.assembly import transport_to_running_hermes
@@ -105,6 +105,8 @@ class Adapter(_Base):
         """Returns when Hermes is ready. Raises `SetupError` if it is not ready in time, or if a
         prompt file cannot be read."""
         logger.info("keys that are set: %s", ", ".join(_keys()) or "none")
+        if "HERMES_API_KEY" in _keys():
+            logger.info(HERMES_API_KEY_NOTE)
         executor = _create_executor(config)
         if executor.settings.smoke_mode:
             logger.info("smoke mode: not waiting for Hermes")

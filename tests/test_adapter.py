@@ -134,6 +134,16 @@ async def test_setup_waits_for_a_hermes_that_starts_later(environ: Callable[...,
             await waiting
 
 
+async def test_setup_explains_what_hermes_api_key_is_for(
+    hermes: FakeHermes, environ: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "molecule_hermes")
+    environ(HERMES_API_BASE=hermes.base_url, API_SERVER_KEY=KEY, HERMES_API_KEY="the-value")
+    await _adapter().setup(AdapterConfig())
+    assert "HERMES_API_KEY is used as a key of Nous's inference API" in caplog.text
+    assert "the-value" not in caplog.text
+
+
 async def test_a_bad_ready_budget_does_not_stop_the_platform(
     hermes: FakeHermes, environ: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:

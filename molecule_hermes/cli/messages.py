@@ -10,7 +10,7 @@ from molecule_hermes.config import Settings, unknown_variables
 from molecule_hermes.hermes.credentials import SHARED_TOOLSETS
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.model_choice import ModelChoice
-from molecule_hermes.hermes.providers import keys_that_are_set
+from molecule_hermes.hermes.providers import HERMES_API_KEY_NOTE, keys_that_are_set
 from molecule_hermes.hermes.workspace import has_mcp_client
 from molecule_hermes.plugin.settings import API_KEY, SECRET
 from molecule_hermes.server.assembly import TransportName
@@ -42,8 +42,7 @@ def introduce(
     if keys := keys_that_are_set(environ):
         say(f"  keys     {', '.join(keys)} (set)")
     if "HERMES_API_KEY" in keys:
-        say("  note     HERMES_API_KEY is a key of Nous's inference API (NOUS_API_KEY); the key of")
-        say("           Hermes's own API server is API_SERVER_KEY")
+        say(f"  note     {HERMES_API_KEY_NOTE}")
     say(f"  home     {home.path}")
     if settings.peer_tokens:
         say(f"  peers    {', '.join(settings.peer_tokens)}")

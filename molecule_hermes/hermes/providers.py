@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 __all__ = [
+    "HERMES_API_KEY_NOTE",
     "OPENAI",
     "OPENROUTER",
     "OPENROUTER_VENDORS",
@@ -52,6 +53,10 @@ class Provider:
         return next((v for v in self.variables if environ.get(v, "").strip()), "")
 
 
+HERMES_API_KEY_NOTE = (
+    "HERMES_API_KEY is used as a key of Nous's inference API (NOUS_API_KEY); the key of Hermes's "
+    "own API server is API_SERVER_KEY"
+)
 OPENROUTER = Provider("openrouter", ("OPENROUTER_API_KEY",), "z-ai/glm-5.2")
 
 # A key alone selects its provider, in this order. Without api_mode, Hermes uses the Responses API

@@ -93,6 +93,41 @@ async def test_an_openai_key_alone_reaches_chat_completions(tmp_path: Path) -> N
     assert "demo model" not in output
 
 
+async def test_the_older_model_setting_and_its_prefix_reach_the_server(tmp_path: Path) -> None:
+    async with recorder() as llm:
+        environ = environment(
+            tmp_path,
+            HERMES_DEFAULT_MODEL="openai/the-model",
+            OPENAI_API_KEY="sk-the-openai-key-123456",
+            OPENAI_BASE_URL=llm.url,
+        )
+        async with up(environ) as stack, peer(stack.url) as client:
+            turn = await ask(client, "hi")
+    assert turn.text == "recorded"
+    path, authorization, body = llm.chats()[0]
+    assert (path, authorization) == ("/v1/chat/completions", "Bearer sk-the-openai-key-123456")
+    assert body["model"] == "the-model"
+
+
+async def test_the_demo_model_answers_beyond_loopback_if_it_is_asked_for(tmp_path: Path) -> None:
+    environ = environment(
+        tmp_path,
+        MOLECULE_HERMES_HOST="0.0.0.0",
+        MOLECULE_HERMES_PEER_TOKENS="alice:token-0123456789abcdef",
+        MOLECULE_HERMES_DEMO="always",
+        OPENROUTER_API_KEY="sk-or-v1-not-used",
+    )
+    # The card's URL has this machine's name, which need not resolve.
+    environ["MOLECULE_HERMES_PUBLIC_URL"] = f"http://127.0.0.1:{environ['MOLECULE_HERMES_PORT']}"
+    async with up(environ) as stack, peer(stack.url, token="token-0123456789abcdef") as client:
+        turn = await ask(client, "hi")
+        report = await stack.until_ready()
+        output = stack.output
+    assert turn.text.startswith("Demo model here")
+    assert report["demo"] is True
+    assert "MOLECULE_HERMES_DEMO=always" in output
+
+
 _RESOLVE = """
 import json
 from hermes_cli.runtime_provider import resolve_runtime_provider
