@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from molecule_hermes.client.connection import message
-from molecule_hermes.errors import FAILURES, Interrupted
+from molecule_hermes.errors import FAILURES, Interrupted, Unreachable
 from molecule_hermes.protocol import status
 from molecule_hermes.protocol.request_handler import BridgeRequestHandler
 from molecule_hermes.server.assembly import executor_options
@@ -84,6 +84,33 @@ async def test_interim_text_is_replaced_by_the_text_after_a_tool(bridge: StartBr
         turn = await ask(client, "hi")
     assert turn.text == "Found."
     assert turn.progress == ["terminal: ls", "terminal done in 1.2 s", "retrying"]
+
+
+async def test_status_messages_hold_text_for_people_and_metadata_for_programs(
+    bridge: StartBridge,
+) -> None:
+    tool = ToolProgress("terminal", "end", "ls", duration=1.5, ok=True)
+    remark = Notice("trying again in 2 s", kind="retrying")
+    asks = Question("q", "clarify", "which colour?")
+    failure = Unreachable("Hermes is away")
+    transport = ScriptedTransport(
+        ToolProgress("terminal", "start", "ls"), tool, remark, asks, Answered(), Failed(failure)
+    )
+    async with bridge(transport) as b, peer(b.url) as client:
+        asked = await ask(client, "hi")
+        done = await ask(client, "red", task_id=asked.task_id)
+        task = await client.get_task(GetTaskRequest(id=asked.task_id))
+    (started, ended, noticed, question), (answered, failed) = asked.data, done.data
+    assert started == {"tool": {"tool": "terminal", "phase": "start", "preview": "ls"}}
+    about = {"tool": "terminal", "phase": "end", "preview": "ls", "duration": 1.5, "ok": True}
+    assert ended == {"tool": about}
+    assert noticed == {"notice": "trying again in 2 s", "kind": "retrying"}
+    assert list(question) == ["question"]
+    assert answered == {"answered": {"questionId": "q", "answer": "red"}}
+    assert failed == {"failure": failure.as_dict()}
+    messages = [*task.history, task.status.message]
+    assert len(messages) == 8
+    assert all(part.HasField("text") for message in messages for part in message.parts)
 
 
 async def test_a_file_becomes_a_separate_artifact(bridge: StartBridge) -> None:

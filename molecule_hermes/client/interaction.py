@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import httpx
 from a2a.client import A2AClientError, Client
-from a2a.helpers import get_data_parts, get_text_parts, new_data_part
+from a2a.helpers import get_text_parts, new_data_part
 from a2a.types import (
     CancelTaskRequest,
     GetTaskRequest,
@@ -226,10 +226,8 @@ class _Exchange:
 
     @property
     def _question(self) -> dict[str, Any]:
-        for data in get_data_parts(self._status.message.parts):
-            if isinstance(data, dict) and "questionId" in data:
-                return data
-        return {}
+        question = json_format.MessageToDict(self._status.message.metadata).get("question")
+        return question if isinstance(question, dict) else {}
 
     async def _read_answer(self, keyboard: int) -> str | None:
         """None at the end of the input; "" if the question is no longer open."""

@@ -279,7 +279,14 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
     ) -> Any:
         # "always" would apply to every peer and outlive the turn. Only the operator may allow that.
         choices = ("once", "deny") if smart_denied else ("once", "session", "deny")
-        question = Question(uuid.uuid4().hex, session_key, choices, approval=True)
+        question = Question(
+            uuid.uuid4().hex,
+            session_key,
+            choices,
+            approval=True,
+            command=redact(command),
+            description=redact(description),
+        )
         return self._ask(chat_id, question, redact(f"{description}\n\n{command}"))
 
     async def send_clarify(  # noqa: PLR0917 - Hermes's signature

@@ -184,8 +184,11 @@ class Dispatcher:
 
     def ask(self, turn: Turn, question: Question, text: str) -> None:
         turn.questions[question.question_id] = question
-        kind = Approval if question.approval else Clarify
-        self.emit(turn, turn.callback(kind(question.question_id, question.choices), text))
+        body: Body = Clarify(question.question_id, question.choices)
+        if question.approval:
+            about = (question.command, question.description)
+            body = Approval(question.question_id, question.choices, *about)
+        self.emit(turn, turn.callback(body, text))
 
     def approval_expired(self, turn: Turn) -> None:
         """Hermes gave up the oldest approval after its own timeout."""

@@ -23,6 +23,8 @@ class Question:
     choices: tuple[str, ...]
     approval: bool
     answer: str = ""
+    command: str = ""
+    description: str = ""
 
 
 @dataclass(slots=True, eq=False)

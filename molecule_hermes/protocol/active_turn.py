@@ -41,6 +41,8 @@ class ActiveTurn:
     """Held while something is shown to the peer, so that events keep their order."""
     expiry: asyncio.Task[None] | None = None
     """Ends the wait for an answer."""
+    expires_at: str = ""
+    """When the question expires, as RFC 3339 has it."""
     resting: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while a question waits, and when the turn has ended: `execute` may return."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -64,7 +66,7 @@ class ActiveTurn:
             case ToolProgress():
                 await updates.tool(self.updater, event)
             case Notice():
-                await updates.notice(self.updater, event.text)
+                await updates.notice(self.updater, event)
             case FileProduced():
                 await updates.file(self.updater, event)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from a2a.server.agent_execution import RequestContext
@@ -84,9 +85,14 @@ class Dialogue:
             await self._refuse(active, question, busy.message)
             return
         active.expiry = asyncio.create_task(self._expire(active, question), name="question-expiry")
-        await updates.asking(active.updater, question)
+        active.expires_at = self._end_of_patience()
+        await updates.asking(active.updater, question, active.expires_at)
         if active.run.question is question:
             active.resting.set()
+
+    def _end_of_patience(self) -> str:
+        end = datetime.now(UTC) + timedelta(seconds=self._question_timeout)
+        return end.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
     async def _expire(self, active: ActiveTurn, question: Question) -> None:
         await asyncio.sleep(self._question_timeout)
@@ -142,7 +148,7 @@ class Dialogue:
         if active.run.ended:  # the terminal state was sent while the answer was on its way
             return
         if remark and active.run.question is question:
-            await updates.asking(active.updater, question, remark)
+            await updates.asking(active.updater, question, active.expires_at, remark)
         elif active.settle(question):
             data = {"questionId": question.question_id, "answer": answer}
             await updates.working(active.updater, outcome, {"answered": data})

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from a2a.helpers import get_data_parts, get_text_parts, new_data_part, new_text_part
+from a2a.helpers import get_text_parts, new_data_part, new_text_part
 from a2a.server.events import Event, EventQueue
 from a2a.types import Message, Part, Role, Task, TaskState
 from google.protobuf import json_format
@@ -120,9 +120,8 @@ def _output(tool: Mapping[str, Any]) -> str:
 def _failure(task: Task) -> dict[str, Any]:
     if task.status.state not in (TaskState.TASK_STATE_FAILED, TaskState.TASK_STATE_REJECTED):
         return {}
-    data = _data_of(task.status.message)
-    failure = data.get("failure", data)
-    return dict(failure) if isinstance(failure, dict) and "kind" in failure else {}
+    failure = _data_of(task.status.message).get("failure")
+    return failure if isinstance(failure, dict) else {}
 
 
 def _data(task: Task) -> Iterator[dict[str, Any]]:
@@ -133,7 +132,5 @@ def _data(task: Task) -> Iterator[dict[str, Any]]:
 
 def _data_of(message: Message) -> dict[str, Any]:
     """What a status message holds for programs."""
-    data: dict[str, Any] = {}
-    for part in get_data_parts(message.parts):
-        data |= part if isinstance(part, dict) else {}
-    return data | json_format.MessageToDict(message.metadata)
+    metadata: dict[str, Any] = json_format.MessageToDict(message.metadata)
+    return metadata

@@ -33,20 +33,20 @@ class NotAnAnswerError(ValueError):
 
 
 def describe(question: Question) -> dict[str, Any]:
-    """Returns the data part of a question."""
+    """Returns the metadata of a question."""
+    about = {"command": question.command, "description": question.description}
     return {
         "questionId": question.question_id,
         "kind": question.kind,
         "choices": list(question.choices),
+        **{name: text for name, text in about.items() if text},
     }
 
 
 def asked_in(task: Task) -> str:
     """Returns the id of the question that the task's status shows, or an empty string."""
-    for data in _data(task.status.message.parts):
-        if isinstance(asked := data.get("questionId"), str):
-            return asked
-    return ""
+    question = _metadata(task.status.message).get("question")
+    return str(question.get("questionId", "")) if isinstance(question, Mapping) else ""
 
 
 def refusal(question: Question) -> str:
@@ -57,7 +57,7 @@ def refusal(question: Question) -> str:
 def read_answer(question: Question, message: Message | None, asked: str = "") -> str:
     """Returns the answer in a peer's message, or raises `NotAnAnswerError`.
 
-    It is a data part `{questionId, answer}`, or text: a choice, yes or no, and for a
+    It is a data part or metadata `{questionId, answer}`, or text: a choice, yes or no, and for a
     clarification anything else. `asked` is the question that the peer has seen: a "yes" that is
     sent twice must not approve the next command.
     """
@@ -85,13 +85,24 @@ def _refuse_files(message: Message | None) -> None:
 
 def _given(message: Message | None) -> tuple[str, str]:
     """Returns the id of the question that the message names, if any, and the answer."""
-    parts = message.parts if message is not None else ()
-    for data in _data(parts):
+    if message is None:
+        return "", ""
+    metadata = _metadata(message)
+    for data in (*_data(message.parts), metadata):
         if "answer" in data:
             answer = data["answer"]
             text = str(answer).lower() if isinstance(answer, bool) else str(answer)
             return str(data.get("questionId", "")), text.strip()
-    return "", "\n".join(get_text_parts(parts)).strip()
+    text = "\n".join(get_text_parts(message.parts)).strip()
+    return str(metadata.get("questionId", "")), text
+
+
+def _metadata(message: Message) -> Mapping[str, Any]:
+    try:
+        metadata: Mapping[str, Any] = json_format.MessageToDict(message.metadata)
+    except (json_format.Error, ValueError) as error:
+        raise NotAnAnswerError("the metadata cannot be read") from error
+    return metadata
 
 
 def _data(parts: Sequence[Part]) -> list[Mapping[str, Any]]:

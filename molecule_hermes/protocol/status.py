@@ -1,4 +1,8 @@
-"""Status updates of a turn in A2A terms: text for people, and a data part for programs."""
+"""Status updates of a turn in A2A terms: a text part for people, metadata for programs.
+
+Status messages hold no data parts: several clients show them to people as JSON, or fail on them.
+`docs/features.md` describes the metadata.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,13 @@ import uuid
 from dataclasses import asdict
 from typing import Any
 
-from a2a.helpers import new_data_part, new_raw_part, new_text_part, new_url_part
+from a2a.helpers import new_raw_part, new_text_part, new_url_part
 from a2a.server.tasks import TaskUpdater
-from a2a.types import Message, Part, Role, Task, TaskState, TaskStatus, TaskStatusUpdateEvent
+from a2a.types import Message, Role, Task, TaskState, TaskStatus, TaskStatusUpdateEvent
 
 from molecule_hermes.errors import TurnFailure
 from molecule_hermes.protocol.questions import describe
-from molecule_hermes.turns.model import FileProduced, Question, ToolProgress, Turn, Usage
+from molecule_hermes.turns.model import FileProduced, Notice, Question, ToolProgress, Turn, Usage
 
 __all__ = [
     "asking",
@@ -37,7 +41,7 @@ def submitted(turn: Turn, message: Message | None) -> Task:
 
 
 async def working(updater: TaskUpdater, text: str = "", data: dict[str, Any] | None = None) -> None:
-    message = updater.new_agent_message(_parts(text, data or {})) if text else None
+    message = updater.new_agent_message([new_text_part(text)], data) if text else None
     await updater.update_status(TaskState.TASK_STATE_WORKING, message)
 
 
@@ -48,17 +52,21 @@ async def tool(updater: TaskUpdater, progress: ToolProgress) -> None:
     await working(updater, _line(progress), {"tool": known})
 
 
-async def notice(updater: TaskUpdater, text: str) -> None:
-    await working(updater, text, {"notice": text})
+async def notice(updater: TaskUpdater, remark: Notice) -> None:
+    await working(updater, remark.text, {"notice": remark.text, "kind": remark.kind})
 
 
-async def asking(updater: TaskUpdater, question: Question, remark: str = "") -> None:
+async def asking(
+    updater: TaskUpdater, question: Question, expires_at: str, remark: str = ""
+) -> None:
     """Asks the question (INPUT_REQUIRED). The remark says why the last answer was not accepted."""
-    data = describe(question) | ({"remark": remark} if remark else {})
+    asked = describe(question) | {"expiresAt": expires_at}
+    if remark:
+        asked["remark"] = remark
     text = f"{remark}\n\n{question.text}" if remark else question.text
     if question.choices:
         text += f"\n\n({' / '.join(question.choices)})"
-    message = updater.new_agent_message(_parts(text, data))
+    message = updater.new_agent_message([new_text_part(text)], {"question": asked})
     await updater.update_status(TaskState.TASK_STATE_INPUT_REQUIRED, message)
 
 
@@ -84,7 +92,7 @@ def usage(spent: Usage) -> dict[str, Any]:
 
 
 def explain(updater: TaskUpdater, failure: TurnFailure) -> Message:
-    return updater.new_agent_message(_reasons(failure))
+    return updater.new_agent_message([new_text_part(_reason(failure))], _failure(failure))
 
 
 def fail(task: Task, failure: TurnFailure) -> None:
@@ -96,7 +104,8 @@ def fail(task: Task, failure: TurnFailure) -> None:
         message_id=str(uuid.uuid4()),
         task_id=task.id,
         context_id=task.context_id,
-        parts=_reasons(failure),
+        parts=[new_text_part(_reason(failure))],
+        metadata=_failure(failure),
     )
     task.status.CopyFrom(TaskStatus(state=TaskState.TASK_STATE_FAILED, message=message))
     task.status.timestamp.GetCurrentTime()
@@ -112,13 +121,12 @@ def status_of(task: Task) -> TaskStatusUpdateEvent:
     return TaskStatusUpdateEvent(task_id=task.id, context_id=task.context_id, status=task.status)
 
 
-def _reasons(failure: TurnFailure) -> list[Part]:
-    text = f"{failure.message} ({failure.hint})" if failure.hint else failure.message
-    return _parts(text, failure.as_dict())
+def _reason(failure: TurnFailure) -> str:
+    return f"{failure.message} ({failure.hint})" if failure.hint else failure.message
 
 
-def _parts(text: str, data: dict[str, Any]) -> list[Part]:
-    return [new_text_part(text), new_data_part(data)]
+def _failure(failure: TurnFailure) -> dict[str, Any]:
+    return {"failure": failure.as_dict()}
 
 
 def _line(progress: ToolProgress) -> str:

@@ -115,6 +115,7 @@ class Notice:
     text: str
     withdraws: str = ""
     """The id of a question that Hermes no longer wants answered."""
+    kind: Literal["retrying", "other"] = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,9 @@ class Question:
     kind: Literal["approval", "clarify"]
     text: str
     choices: tuple[str, ...] = ()
+    command: str = ""
+    """What an approval is about, where it is known; the text contains it."""
+    description: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,9 +158,30 @@ class _Question:
 
 @dataclass(frozen=True, slots=True)
 class Approval(_Question):
-    """Asks whether a command may run. The answer is one of the choices."""
+    """Asks whether a command may run. The answer is one of the choices.
+
+    The content contains the command and why it is dangerous; the fields have them separately.
+    """
 
     type: ClassVar[str] = "approval"
+    command: str = ""
+    description: str = ""
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        fields = Fields(data, "metadata")
+        asked = _Question.parse(data)
+        return cls(
+            asked.question_id,
+            asked.choices,
+            command=fields.text("command", default=""),
+            description=fields.text("description", default=""),
+        )
+
+    def to_json(self) -> dict[str, object]:
+        about = {"command": self.command, "description": self.description}
+        known = {name: text for name, text in about.items() if text}
+        return {"question_id": self.question_id, "choices": list(self.choices), **known}
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,7 @@ async def test_a_dangerous_command_runs_only_when_the_peer_says_yes(
         asked = await ask(client, f"demo:run rm -rf {victim}")
         assert asked.question["kind"] == "approval"
         assert asked.question["choices"] == ["once", "session", "deny"]
+        assert asked.question["command"] == f"rm -rf {victim}"
         assert victim.exists()
         done = await ask(client, answer, task_id=asked.task_id)
         task = await client.get_task(GetTaskRequest(id=asked.task_id))

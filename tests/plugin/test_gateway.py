@@ -334,6 +334,9 @@ async def test_a_dangerous_command_waits_for_the_peer(
     message = await hermes.say(callbacks, f"demo:run rm -rf {victim}", chat="danger")
     question = await callbacks.until(lambda: _question(callbacks, message, Approval))
     assert str(victim) in question.content
+    assert question.body.command == f"rm -rf {victim}"
+    assert question.body.description
+    assert question.content == f"{question.body.description}\n\n{question.body.command}"
     assert question.body.choices == ("once", "session", "deny")
     # A word of another message must not answer it.
     other = await hermes.say(callbacks, "yes", chat="danger")

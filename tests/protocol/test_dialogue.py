@@ -62,6 +62,7 @@ def dialogue() -> Dialogue:
 async def test_a_question_that_the_end_overtakes_is_not_asked(active: ActiveTurn) -> None:
     talk = dialogue()
     await talk.show(active, TextDelta("a"))
+    await until(lambda: updater(active).add_artifact.call_count == 1)
     await talk.show(active, TextDelta("b"))
     updater(active).gate.clear()
     asking = asyncio.create_task(talk.show(active, ASKED))

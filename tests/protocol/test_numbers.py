@@ -112,7 +112,8 @@ async def test_names_that_peers_see_are_in_camel_case(bridge: StartBridge) -> No
     async with bridge(ScriptedTransport(*script)) as b, httpx.AsyncClient(base_url=b.url) as http:
         path, body = request("1.0", "HTTP+JSON", False)
         task = (await http.post(path, json=body, headers=headers)).json()["task"]
-        asked = task["status"]["message"]["parts"][1]["data"]
+        asked = task["status"]["message"]["metadata"]["question"]
+        assert asked.pop("expiresAt")
         assert asked == {"questionId": "q1", "kind": "approval", "choices": ["once", "deny"]}
         answer = {"data": {"questionId": "q1", "answer": "once"}}
         body["message"] |= {"messageId": "n", "taskId": task["id"], "parts": [answer]}

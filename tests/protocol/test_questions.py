@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from a2a.helpers import new_data_part
@@ -38,7 +39,14 @@ from tests.support.fakes import Answered, ScriptedTransport
 from tests.support.peers import Turn, ask, peer, reply_text, send, state
 from tests.support.waiting import until
 
-APPROVAL = Question("q1", "approval", "may I run rm -rf x?", ("once", "session", "deny"))
+APPROVAL = Question(
+    "q1",
+    "approval",
+    "may I run rm -rf x?",
+    ("once", "session", "deny"),
+    command="rm -rf x",
+    description="recursive delete",
+)
 CLARIFY = Question("q2", "clarify", "which colour?", ("Red", "Blue"))
 
 
@@ -82,6 +90,23 @@ def test_a_data_part_names_the_question(answer: object) -> None:
         read_answer(CLARIFY, said(data))
 
 
+def test_metadata_names_the_question_of_a_text() -> None:
+    answer = said(Part(text="yes"))
+    answer.metadata["questionId"] = "q1"
+    assert read_answer(APPROVAL, answer, asked="another") == "once"
+    with pytest.raises(NotAnAnswerError, match="no longer open"):
+        read_answer(CLARIFY, answer)
+
+
+@pytest.mark.parametrize("answer", ["deny", "no", False])
+def test_an_answer_in_the_metadata_counts_before_the_text(answer: object) -> None:
+    message = said(Part(text="once, if you must"))
+    message.metadata.update({"questionId": "q1", "answer": answer})
+    assert read_answer(APPROVAL, message) == "deny"
+    with pytest.raises(NotAnAnswerError, match="no longer open"):
+        read_answer(CLARIFY, message)
+
+
 def test_an_answer_counts_only_for_the_question_that_its_peer_had_seen() -> None:
     with pytest.raises(NotAnAnswerError, match="no longer open"):
         read_answer(APPROVAL, said(Part(text="yes")), asked="the one before")
@@ -99,12 +124,17 @@ _parts = st.lists(
 )
 
 
-@given(_parts, st.sampled_from([APPROVAL, CLARIFY]))
+_metadata = st.dictionaries(st.sampled_from(["questionId", "answer", "other"]), _json)
+
+
+@given(_parts, _metadata, st.sampled_from([APPROVAL, CLARIFY]))
 def test_any_message_is_an_answer_or_gets_the_reason_why_not(
-    parts: list[Part], question: Question
+    parts: list[Part], metadata: dict[str, object], question: Question
 ) -> None:
+    message = said(*parts)
+    message.metadata.update(metadata)
     try:
-        answer = read_answer(question, said(*parts))
+        answer = read_answer(question, message)
     except NotAnAnswerError:
         return
     assert answer in question.choices or question.kind == "clarify"
@@ -137,7 +167,12 @@ async def test_a_question_stops_the_task_and_its_answer_goes_on_with_the_same_tu
         "questionId": "q1",
         "kind": "approval",
         "choices": ["once", "session", "deny"],
+        "command": "rm -rf x",
+        "description": "recursive delete",
+        "expiresAt": asked.question["expiresAt"],
     }
+    left = datetime.fromisoformat(asked.question["expiresAt"]) - datetime.now(UTC)
+    assert timedelta(seconds=200) < left < timedelta(seconds=300)
     assert "may I run rm -rf x?" in asked.progress[-1] if streaming else True
     assert reply_text(waiting) == "So far. "
     assert state(waiting) == "INPUT_REQUIRED"

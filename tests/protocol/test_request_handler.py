@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from a2a.helpers import get_data_parts
 from a2a.server.agent_execution import AgentExecutor, RequestContext
 from a2a.server.context import ServerCallContext
 from a2a.server.events import EventQueue
@@ -50,7 +49,7 @@ from molecule_hermes.turns.model import Completed, Question, TextDelta
 from tests.conftest import StartBridge
 from tests.support import peers
 from tests.support.fakes import Answered, ScriptedTransport
-from tests.support.peers import peer, state
+from tests.support.peers import failure, peer, state
 from tests.support.tasks import context
 from tests.support.waiting import until
 
@@ -441,7 +440,7 @@ async def test_an_executor_that_tells_no_end_fails_its_task_and_leaks_nothing(
         assert isinstance(events[0], Task)
         for end in (failed, events[-1]):
             assert end.status.state == TaskState.TASK_STATE_FAILED
-            assert get_data_parts(end.status.message.parts)[0]["kind"] == "internal"
+            assert failure(end.status)["kind"] == "internal"
         assert "hunter2" not in str(failed) + str(events)
         assert handler.active == 0
 
@@ -488,7 +487,7 @@ async def test_a_handler_that_closes_ends_the_tasks_of_an_executor_that_does_not
         ends_of = [*(await asyncio.gather(*callers)), (await streaming)[-1]]
     for end in ends_of:
         assert state(end) == "FAILED"
-        assert get_data_parts(end.status.message.parts)[0]["kind"] == "interrupted"
+        assert failure(end.status)["kind"] == "interrupted"
 
 
 async def test_a_handler_closes_though_an_executor_cannot_be_stopped() -> None:

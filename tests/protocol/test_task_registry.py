@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from a2a.helpers import get_data_parts
 from a2a.server.context import ServerCallContext
 from a2a.server.tasks import InMemoryTaskStore
 from a2a.types import (
@@ -25,7 +24,7 @@ from molecule_hermes.errors import StorageFailure
 from molecule_hermes.protocol import task_registry as module
 from molecule_hermes.protocol.task_log import Subscription, TaskEvent, TaskLog
 from molecule_hermes.protocol.task_registry import TaskRegistry
-from tests.support.peers import reply_text, state
+from tests.support.peers import failure, reply_text, state
 from tests.support.tasks import NamedUser, context, task
 from tests.support.waiting import until
 
@@ -115,7 +114,7 @@ async def read(tasks: TaskRegistry, task_id: str = "t") -> Task:
 
 def failure_of(failed: Task) -> dict[str, Any]:
     assert state(failed) == "FAILED"
-    return dict(get_data_parts(failed.status.message.parts)[0])
+    return failure(failed.status)
 
 
 async def test_every_state_is_on_disk_before_its_event_is_taken(disk: Disk) -> None:

@@ -307,9 +307,8 @@ async def test_a_webhook_is_notified_of_a_task_that_a_crash_interrupted(
             await until(lambda: hook.states)
     assert hook.states == ["FAILED"]
     assert hook.taken[0]["statusUpdate"]["taskId"] == task_id
-    assert hook.taken[0]["statusUpdate"]["status"]["message"]["parts"][1]["data"]["kind"] == (
-        "interrupted"
-    )
+    message = hook.taken[0]["statusUpdate"]["status"]["message"]
+    assert message["metadata"]["failure"]["kind"] == "interrupted"
 
 
 @pytest.mark.parametrize("token", ["a\r\nX-Other: b", "a\x00"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from a2a.helpers import get_data_parts, get_text_parts
+from a2a.helpers import get_text_parts
 from a2a.types import ListTasksRequest, Task
 
 from molecule_hermes.config import Settings
@@ -18,7 +18,7 @@ from molecule_hermes.storage import retention as module
 from molecule_hermes.storage.base import EndTask
 from molecule_hermes.storage.opening import open_store
 from molecule_hermes.storage.sqlite.store import SqliteTaskStore
-from tests.support.peers import reply_text, state
+from tests.support.peers import failure, reply_text, state
 from tests.support.tasks import context, task
 from tests.support.waiting import until
 
@@ -26,7 +26,7 @@ from tests.support.waiting import until
 def failure_of(failed: Task | None) -> dict[str, Any]:
     assert failed is not None
     assert state(failed) == "FAILED"
-    return dict(get_data_parts(failed.status.message.parts)[0])
+    return failure(failed.status)
 
 
 async def test_memory_keeps_nothing_and_needs_no_folder(

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
-from a2a.helpers import get_data_parts, get_text_parts
+from a2a.helpers import get_text_parts
 from a2a.types import (
     Part,
     SendMessageRequest,
@@ -16,7 +16,9 @@ from a2a.types import (
     Task,
     TaskArtifactUpdateEvent,
     TaskState,
+    TaskStatus,
 )
+from google.protobuf import json_format
 
 from molecule_hermes.client.connection import message
 from molecule_hermes.protocol.reply import REPLY
@@ -129,22 +131,24 @@ class Turn:
     @property
     def failure(self) -> dict[str, Any]:
         status = next(s for s in map(_status, reversed(self.events)) if s is not None)
-        return dict(get_data_parts(status.message.parts)[0])
+        return failure(status)
 
     @property
     def data(self) -> list[dict[str, Any]]:
-        """The data parts of the status messages, for programs."""
-        found = []
-        for event in self.events:
-            if (status := _status(event)) is not None and status.HasField("message"):
-                found += [dict(data) for data in get_data_parts(status.message.parts)]
-        return found
+        """The metadata of the status messages, for programs."""
+        found = [
+            json_format.MessageToDict(status.message.metadata)
+            for status in map(_status, self.events)
+            if status is not None
+        ]
+        return [metadata for metadata in found if metadata]
 
     @property
     def question(self) -> dict[str, Any]:
         """The question at the end of the turn so far."""
         assert self.states[-1] == "INPUT_REQUIRED", self.states
-        return self.data[-1]
+        question: dict[str, Any] = self.data[-1]["question"]
+        return question
 
     @property
     def progress(self) -> list[str]:
@@ -153,6 +157,13 @@ class Turn:
             if event.HasField("status_update") and event.status_update.status.HasField("message"):
                 lines.append(get_text_parts(event.status_update.status.message.parts)[0])
         return lines
+
+
+def failure(status: TaskStatus) -> dict[str, Any]:
+    """Why a task failed, for programs. Status messages hold text parts only."""
+    assert all(part.HasField("text") for part in status.message.parts)
+    reason: dict[str, Any] = json_format.MessageToDict(status.message.metadata)["failure"]
+    return reason
 
 
 def _status(event: StreamResponse) -> Any:

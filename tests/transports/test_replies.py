@@ -138,6 +138,10 @@ async def test_a_callback_without_a_type_is_the_answer_of_an_older_plugin() -> N
             callback("?", type="approval", question_id="q", choices=["once", "deny"]),
             Question("q", "approval", "?", ("once", "deny")),
         ),
+        (
+            callback("?", type="approval", question_id="q", command="rm x", description="deletes"),
+            Question("q", "approval", "?", (), "rm x", "deletes"),
+        ),
         (callback("?", type="clarify", question_id="q"), Question("q", "clarify", "?")),
         (final("", status="canceled"), Canceled()),
         (

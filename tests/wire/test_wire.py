@@ -58,7 +58,7 @@ bodies = st.one_of(
     st.just(Push()),
     st.builds(File, labels, media_types, blobs),
     st.builds(File, labels, media_types, st.none(), urls),
-    st.builds(Approval, ids, choices),
+    st.builds(Approval, ids, choices, texts, texts),
     st.builds(Clarify, ids, choices),
     st.builds(
         Final,

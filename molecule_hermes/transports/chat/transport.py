@@ -185,7 +185,9 @@ class ChatTransport:
                 # Refused before anything ran, so a retry cannot run the turn twice. The executor
                 # bounds all attempts together by the turn's timeout.
                 delay = next(delays)
-                events.put_nowait(Notice(f"{failure.message}; trying again in {delay:g} s"))
+                events.put_nowait(
+                    Notice(f"{failure.message}; trying again in {delay:g} s", kind="retrying")
+                )
                 await asyncio.sleep(delay)
 
     async def _knows(self, session: str) -> bool:

@@ -128,7 +128,8 @@ def event_of(callback: Callback) -> TurnEvent:  # noqa: PLR0911 - one for each t
         case File():
             return FileProduced(body.name, body.media_type, body.data, body.url, text)
         case Approval():
-            return Question(body.question_id, "approval", text, body.choices)
+            about = (body.command, body.description)
+            return Question(body.question_id, "approval", text, body.choices, *about)
         case Clarify():
             return Question(body.question_id, "clarify", text, body.choices)
         case Final():

@@ -219,7 +219,9 @@ class PluginTransport:
             except aiohttp.ClientConnectorError as error:
                 if sends or not self._patient:
                     raise self._lost(sends) from error
-                reply.add(Notice(f"Hermes is not running; trying again in {delay:g} s"))
+                reply.add(
+                    Notice(f"Hermes is not running; trying again in {delay:g} s", kind="retrying")
+                )
             except (aiohttp.ClientError, TimeoutError) as error:
                 sends += 1
                 if sends == _SENDS:
@@ -230,7 +232,11 @@ class PluginTransport:
                     return
                 if status not in (429, 503):
                     raise self._refusal(status, body)
-                reply.add(Notice(f"Hermes is busy or starting; trying again in {delay:g} s"))
+                reply.add(
+                    Notice(
+                        f"Hermes is busy or starting; trying again in {delay:g} s", kind="retrying"
+                    )
+                )
             await asyncio.sleep(delay)
 
     def _inbound(self, turn: Turn) -> Inbound:
