@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from image_smoke.engines import Container, Engine
-from image_smoke.peer import Peer, last_words, reply, state
+from image_smoke.peer import Peer, last_words, new_message, reply, state
 from image_smoke.report import CheckError, Report, until
 
 READY_LIMIT = 150.0
@@ -39,6 +39,8 @@ for folder, inner, _ in os.walk("/"):
         print(folder)
         inner.clear()
 """
+_TOOLS = "import mcp, shutil; print(*filter(shutil.which, ['git', 'curl']))"
+_RUNTIME = (Path(__file__).parent / "runtime.py").read_text()
 _BUILD_TOOLS = "import shutil; print(*filter(shutil.which, ['cc', 'gcc', 'make', 'cargo', 'git']))"
 
 
@@ -77,6 +79,58 @@ def prove(engine: Engine, image: str, report: Report) -> None:
         # Its processes get the same process ids as the killed ones.
         report.check("it starts again after SIGKILL", lambda: ready(third, began))
     report.check("smoke mode", lambda: smoke_mode(engine, image))
+
+
+def prove_workspace(engine: Engine, image: str, report: Report) -> None:
+    """The workspace's image, with a runtime as its command that loads the adapter."""
+    config = engine.config(image)
+    report.check("the workspace's configuration", lambda: workspace_configuration(config))
+    port = free_port()
+    environ = environment(WORKSPACE_ID="smoke")
+    command = ["python3", "-c", _RUNTIME, port]
+    with engine.start(image, engine.volume(image), environ, *command, at="/home/agent") as it:
+        workspace = Running(it, Peer(f"http://127.0.0.1:{port}", ""), environ)
+        report.need(
+            "the platform's runtime becomes ready in it",
+            lambda: answers(workspace, "/.well-known/agent-card.json", 200)["name"],
+        )
+        report.check("it runs as the agent's user", lambda: agent(workspace))
+        report.check("tools for the agent", lambda: tools(workspace))
+        report.check("a turn through the adapter", lambda: adapter_turn(workspace))
+        it.kill("TERM")
+        report.check("SIGTERM ends the workspace", lambda: str(it.wait()))
+
+
+def workspace_configuration(config: Mapping[str, Any]) -> str:
+    expect(list(config["ExposedPorts"]) == ["8000/tcp"], config["ExposedPorts"])
+    expect(config["User"] == "1000:1000", config["User"])
+    expect("HERMES_HOME=/home/agent/.hermes" in config["Env"], config["Env"])
+    return f"user {config['User']}, port 8000, home /home/agent"
+
+
+def agent(it: Running) -> str:
+    identity = it.container.run("id").strip()
+    expect(identity.startswith("uid=1000(agent)"), identity)
+    it.container.run("test", "-d", "/configs", "-a", "-d", "/workspace")
+    return identity.split()[0]
+
+
+def tools(it: Running) -> str:
+    found = python(it, _TOOLS)
+    expect(found.split() == ["git", "curl"], found)
+    it.container.run("test", "-s", "/etc/ssl/certs/ca-certificates.crt")
+    return "git, curl, CA certificates, MCP client"
+
+
+def adapter_turn(it: Running) -> str:
+    """The reply is a Message with one text part; the next message is the same conversation."""
+    for text in ("my colour is teal", "demo:run echo from-the-workspace"):
+        message = it.peer.call("SendMessage", message=new_message(text))["message"]
+        shown = message["parts"][0]["text"]
+        expect(text.rpartition(" ")[2] in shown, message)
+    again = it.peer.call("SendMessage", message=new_message("what did I say?"))["message"]
+    expect("my colour is teal" in again["parts"][0]["text"], again)
+    return "answers as a Message and remembers"
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -21,7 +21,7 @@ STOP_LIMIT = 100.0
 
 
 class Engine(Protocol):
-    """Its containers share the host's network. Only their volume at /data is writable."""
+    """Its containers share the host's network. Only their volume is writable."""
 
     def pull(self, image: str) -> None: ...
 
@@ -42,9 +42,18 @@ class Engine(Protocol):
         ...
 
     def start(
-        self, image: str, volume: str, environ: Mapping[str, str], *words: str, alone: bool = False
+        self,
+        image: str,
+        volume: str,
+        environ: Mapping[str, str],
+        *words: str,
+        alone: bool = False,
+        at: str = "/data",
     ) -> Container:
-        """Starts the image with these arguments; with `alone`, in place of its entrypoint."""
+        """Starts the image with these arguments; with `alone`, in place of its entrypoint.
+
+        The volume is mounted at the folder `at`.
+        """
         ...
 
     def close(self) -> None: ...
@@ -148,10 +157,16 @@ class DockerOrPodman:
         return name
 
     def start(
-        self, image: str, volume: str, environ: Mapping[str, str], *words: str, alone: bool = False
+        self,
+        image: str,
+        volume: str,
+        environ: Mapping[str, str],
+        *words: str,
+        alone: bool = False,
+        at: str = "/data",
     ) -> Container:
         name = _new_name()
-        options = ["--rm", "--name", name, "--network", "host", "--volume", f"{volume}:/data"]
+        options = ["--rm", "--name", name, "--network", "host", "--volume", f"{volume}:{at}"]
         options += ["--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
         # Podman needs systemd to run it periodically, so the check runs it once itself.
         options += ["--no-healthcheck"]
@@ -226,7 +241,13 @@ class BuildahAndRunc:
         return str(folder)
 
     def start(
-        self, image: str, volume: str, environ: Mapping[str, str], *words: str, alone: bool = False
+        self,
+        image: str,
+        volume: str,
+        environ: Mapping[str, str],
+        *words: str,
+        alone: bool = False,
+        at: str = "/data",
     ) -> Container:
         name = _new_name()
         bundle = self._work / f"{name}.bundle"
@@ -234,7 +255,7 @@ class BuildahAndRunc:
         run(["runc", "spec", "--bundle", bundle], limit=30)
         spec = json.loads((bundle / "config.json").read_text())
         arguments = list(words) if alone else [*self.config(image)["Entrypoint"], *words]
-        self._fill_in(spec, image, volume, environ, arguments)
+        self._fill_in(spec, image, (volume, at), environ, arguments)
         (bundle / "config.json").write_text(json.dumps(spec))
         commands = Commands(
             start=[*self._runc, "run", "--bundle", bundle, name],
@@ -248,7 +269,7 @@ class BuildahAndRunc:
         self,
         spec: dict[str, Any],
         image: str,
-        volume: str,
+        volume: tuple[str, str],
         environ: Mapping[str, str],
         arguments: list[str],
     ) -> None:
@@ -267,7 +288,12 @@ class BuildahAndRunc:
         }
         spec["mounts"] = [mount for mount in spec["mounts"] if mount["type"] != "cgroup"]
         spec["mounts"] += [
-            {"destination": "/data", "type": "bind", "source": volume, "options": ["bind", "rw"]}
+            {
+                "destination": volume[1],
+                "type": "bind",
+                "source": volume[0],
+                "options": ["bind", "rw"],
+            }
         ]
         spaces = spec["linux"]["namespaces"]
         spec["linux"]["namespaces"] = [space for space in spaces if space["type"] != "network"]

@@ -16,6 +16,7 @@ from image_smoke.report import CheckError, Job, Report, run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 IMAGE = "localhost/molecule-hermes:smoke"
+WORKSPACE = "localhost/molecule-hermes:smoke-workspace"
 _SUITE = "trixie"
 _OWN_BASE = f"localhost/molecule-hermes-base:{_SUITE}"
 _MAKE_BASE = f"""
@@ -30,8 +31,9 @@ tar --create --file "$tar" .
 """
 
 
-def build_image(engine: Engine, cache: Path, report: Report) -> str:
-    """Builds IMAGE from a base that was pulled or created, and from downloaded wheels."""
+def build_images(engine: Engine, cache: Path, report: Report) -> tuple[str, str]:
+    """Builds IMAGE and WORKSPACE from a base that was pulled or created, and from downloaded
+    wheels."""
     with Wheels(cache) as wheels:
         base = report.need("a base image", lambda: find_base(engine, cache))
         report.need("wheels for it", wheels.finish)
@@ -39,12 +41,13 @@ def build_image(engine: Engine, cache: Path, report: Report) -> str:
     options += ["--build-arg", f"VERSION={_version()}", "--build-arg", "PIP_NO_INDEX=1"]
     options += ["--build-context", f"wheels={wheels.folder}"]
 
-    def build() -> str:
-        engine.build(ROOT, IMAGE, *options)
-        return engine.size(IMAGE)
+    def build(image: str, *more: str) -> str:
+        engine.build(ROOT, image, *options, *more)
+        return engine.size(image)
 
-    report.need("the image is built", build)
-    return IMAGE
+    report.need("the image is built", lambda: build(IMAGE))
+    report.need("the workspace's image is built", lambda: build(WORKSPACE, "--target", "workspace"))
+    return IMAGE, WORKSPACE
 
 
 def find_base(engine: Engine, cache: Path) -> str:
@@ -98,6 +101,7 @@ class Wheels:
     def __init__(self, cache: Path) -> None:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())
         needed = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+        needed += project["project"]["optional-dependencies"]["mcp"]
         constraints = ROOT / "constraints.txt"
         python = _found(r"^ARG BASE=python:(3\.\d+)", ROOT / "Dockerfile")
         # pip evaluates markers for the Python it runs on, not for the target. If a wheel is missing

@@ -36,11 +36,11 @@ class Peer:
 
     def ask(self, text: str, context: str = "") -> dict[str, Any]:
         """Sends a message and returns its task."""
-        task: dict[str, Any] = self.call("SendMessage", message=_message(text, context))["task"]
+        task: dict[str, Any] = self.call("SendMessage", message=new_message(text, context))["task"]
         return task
 
     def stream(self, text: str, context: str = "") -> Iterator[dict[str, Any]]:
-        with self._post("SendStreamingMessage", {"message": _message(text, context)}) as answer:
+        with self._post("SendStreamingMessage", {"message": new_message(text, context)}) as answer:
             for line in answer:
                 if line.startswith(b"data:"):
                     yield _result(json.loads(line.removeprefix(b"data:")))
@@ -54,7 +54,7 @@ class Peer:
         return self._open(request, timeout=90)
 
 
-def _message(text: str, context: str) -> dict[str, Any]:
+def new_message(text: str, context: str = "") -> dict[str, Any]:
     message = {"messageId": uuid.uuid4().hex, "role": "ROLE_USER", "parts": [{"text": text}]}
     return message | ({"contextId": context} if context else {})
 

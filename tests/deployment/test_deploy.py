@@ -54,22 +54,77 @@ def test_the_base_of_the_image_is_pinned() -> None:
     base = re.search(r"^ARG BASE=(\S+)$", DOCKERFILE, re.M)
     assert base
     assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", base[1])
-    assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.M)) == {"scratch", "${BASE}"}
+    assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.M)) == {"scratch", "${BASE}", "installed"}
 
 
 def test_the_image_agrees_with_the_settings() -> None:
     settings = Settings.from_env({})
-    assert f"EXPOSE {settings.port}\n" in DOCKERFILE
-    variables = dict(re.findall(r"^(?:ENV|   ) (\w+)=(\S+)", DOCKERFILE, re.M))
+    text = without_workspace()
+    assert f"EXPOSE {settings.port}\n" in text
+    variables = dict(re.findall(r"^(?:ENV|   ) (\w+)=(\S+)", text, re.M))
     inside = Settings.from_env(variables)
     assert inside.host == "0.0.0.0"
     assert str(inside.state_dir) == "/data"
     assert inside.home.parent == inside.state_dir
     for name in ("HOME", "TMPDIR"):
         assert variables[name].startswith("/data/")
-    health = json.loads(re.search(r"CMD (\[.*\])$", DOCKERFILE, re.M)[1])  # type: ignore[index]
+    health = json.loads(re.search(r"CMD (\[.*\])$", text, re.M)[1])  # type: ignore[index]
     assert "/readyz" in health[-1]
-    assert "curl" not in DOCKERFILE
+    assert "curl" not in text
+
+
+def test_the_workspaces_image_has_its_user_and_folders_by_arguments() -> None:
+    stage = workspace_stage()
+    arguments = dict(re.findall(r'^ARG (\w+)="?([^"\n]*)"?$', stage, re.M))
+    assert (arguments["AGENT"], arguments["AGENT_UID"]) == ("agent", "1000")
+    assert arguments["AGENT_HOME"] == "/home/agent"
+    assert arguments["FOLDERS"].split() == ["/configs", "/workspace"]
+    assert {"git", "curl", "ca-certificates"} == set(arguments["TOOLS"].split())
+    shown = (ROOT / "docs" / "deploy.md").read_text()
+    assert all(f"`{name}`" in shown and f"`{value}`" in shown for name, value in arguments.items())
+    variables = dict(re.findall(r"^(?:ENV|   ) (\w+)=(\S+)", stage, re.M))
+    assert variables["HERMES_HOME"] == "${AGENT_HOME}/.hermes"
+    assert variables["ADAPTER_MODULE"] == "molecule_hermes.adapter"
+
+
+def test_a_workspace_without_a_runtime_is_refused() -> None:
+    script = ROOT / "scripts" / "workspace.sh"
+    ended = subprocess.run([script], capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode == 2
+    assert "name the platform's runtime as the command" in ended.stderr
+
+
+def test_in_smoke_mode_a_workspace_runs_only_its_runtime(tmp_path: Path) -> None:
+    environ = {
+        "HOME": str(tmp_path / "home"),
+        "TMPDIR": str(tmp_path / "tmp"),
+        "PATH": "/usr/bin:/bin",
+        "MOLECULE_SMOKE_MODE": "1",
+        "API_SERVER_KEY": "the-platforms-own-key",
+    }
+    script = ROOT / "scripts" / "workspace.sh"
+    secret = "${#MOLECULE_A2A_PLATFORM_SHARED_SECRET}"
+    shown = f"echo $MOLECULE_A2A_PLATFORM_ENABLED $API_SERVER_KEY {secret}"
+    ended = subprocess.run(
+        [script, "sh", "-c", shown],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == "true the-platforms-own-key 64\n"
+
+
+def workspace_stage() -> str:
+    found = re.search(r"^FROM installed AS workspace\n.*?(?=^FROM )", DOCKERFILE, re.M | re.S)
+    assert found
+    return found[0]
+
+
+def without_workspace() -> str:
+    return DOCKERFILE.replace(workspace_stage(), "")
 
 
 def test_a_volume_that_cannot_be_written_is_reported(tmp_path: Path) -> None:

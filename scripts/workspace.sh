@@ -1,0 +1,20 @@
+#!/bin/sh
+# The entrypoint of a workspace's image: workspace.sh COMMAND [ARGS]
+# Runs Hermes in the background, and the platform's runtime (COMMAND) in the foreground.
+set -eu
+if [ $# = 0 ]; then
+  echo "workspace: name the platform's runtime as the command" >&2
+  exit 2
+fi
+mkdir -p "$HOME" "$TMPDIR"
+random() { python3 -c 'import secrets; print(secrets.token_hex(32))'; }
+# Hermes and the adapter in the runtime share them.
+export MOLECULE_A2A_PLATFORM_ENABLED=true
+: "${MOLECULE_A2A_PLATFORM_SHARED_SECRET:=$(random)}" "${API_SERVER_KEY:=$(random)}"
+export MOLECULE_A2A_PLATFORM_SHARED_SECRET API_SERVER_KEY
+if [ "${MOLECULE_SMOKE_MODE:-}" = "" ]; then
+  # Nobody calls this bridge: peers reach the runtime, whose adapter talks to the same Hermes.
+  MOLECULE_HERMES_HOST=127.0.0.1 MOLECULE_HERMES_PORT=0 MOLECULE_A2A_CALLBACK_PORT=0 \
+    MOLECULE_HERMES_PEER_TOKENS="nobody:$(random)" molecule-hermes up &
+fi
+exec "$@"
