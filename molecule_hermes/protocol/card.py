@@ -18,6 +18,7 @@ from a2a.types import (
 
 from molecule_hermes import __version__
 from molecule_hermes.config import Settings
+from molecule_hermes.protocol.extensions import extensions
 from molecule_hermes.text import without_addresses
 from molecule_hermes.turns.features import Feature
 from molecule_hermes.wire import IMAGE_TYPES
@@ -68,11 +69,16 @@ def build_card(
         description=description,
         version=__version__,
         supported_interfaces=_interfaces(url, settings.compat_v03),
-        capabilities=AgentCapabilities(streaming=True, push_notifications=True),
+        capabilities=AgentCapabilities(
+            streaming=True, push_notifications=True, extensions=extensions()
+        ),
         default_input_modes=_modes(_INPUT, features),
         default_output_modes=_modes(_OUTPUT, features),
         skills=[_CONVERSE, _act(settings.approvals == "ask" and Feature.APPROVALS in features)],
     )
+    for skill in card.skills:
+        skill.input_modes.extend(card.default_input_modes)
+        skill.output_modes.extend(card.default_output_modes)
     if settings.peer_tokens:
         scheme = HTTPAuthSecurityScheme(scheme="bearer", description="A token from the operator")
         card.security_schemes["bearer"].CopyFrom(SecurityScheme(http_auth_security_scheme=scheme))

@@ -1,7 +1,7 @@
 """Status updates of a turn in A2A terms: a text part for people, metadata for programs.
 
 Status messages hold no data parts: several clients show them to people as JSON, or fail on them.
-`docs/features.md` describes the metadata.
+`docs/extensions.md` describes the metadata.
 """
 
 from __future__ import annotations

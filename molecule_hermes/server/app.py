@@ -40,6 +40,8 @@ __all__ = ["create_app", "create_overload_app"]
 
 _CARD_CACHE_CONTROL = "public, max-age=300"
 """The card changes only with a restart of the bridge."""
+_OLDER_CARD_PATH = "/.well-known/agent.json"
+"""Where clients of A2A before 0.3 look for the card."""
 
 
 def create_app(
@@ -126,7 +128,7 @@ def _card_routes(card: AgentCard) -> list[Route]:
         response.headers["Last-Modified"] = last_modified
         return response
 
-    return [Route(route.path, serve, methods=["GET"])]
+    return [Route(path, serve, methods=["GET"]) for path in (route.path, _OLDER_CARD_PATH)]
 
 
 def _metrics_route(metrics: Metrics) -> Route:

@@ -21,7 +21,7 @@ from tests.support.fakes import ScriptedTransport
 from tests.support.raw_http import HEAD, TOKENS, connected, get, post, status_of
 
 BODY = json.dumps(rpc("SendMessage", text_message())).encode()
-OPEN = [CARD, "/livez", "/readyz", "/startupz", "/healthz"]
+OPEN = [CARD, "/.well-known/agent.json", "/livez", "/readyz", "/startupz", "/healthz"]
 
 
 @pytest.mark.parametrize("path", OPEN)
@@ -76,7 +76,7 @@ def own_paths() -> list[str]:
 def test_a_public_url_on_a_path_of_the_bridge_is_refused(path: str) -> None:
     refused(f"http://host{path}")
     refused(f"https://host:8000{path}/")
-    if path.count("/") == 1 or path == CARD:
+    if path.count("/") == 1 or path.startswith("/.well-known/"):
         refused(f"https://host/agents{path}")
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 import uuid
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -38,6 +39,7 @@ from tests.support.peers import Turn, ask, peer, reply_text, state
 from tests.support.waiting import until
 
 CARD = "/.well-known/agent-card.json"
+EXTENSIONS = Path(__file__).parents[2] / "docs" / "extensions.md"
 TOKENS = "alice:alice-token-0123456789,bob:bob-token-0123456789"
 ALICE, BOB = "alice-token-0123456789", "bob-token-0123456789"
 
@@ -68,6 +70,17 @@ async def test_every_binding_and_version_answers(
     assert task.context_id == "ctx"
 
 
+async def test_the_card_is_also_served_at_its_older_path(bridge: StartBridge) -> None:
+    async with (
+        bridge(ScriptedTransport(), PEER_TOKENS="alice:0123456789abcdef") as b,
+        httpx.AsyncClient(base_url=b.url) as http,
+    ):
+        card, older = await http.get(CARD), await http.get("/.well-known/agent.json")
+    assert (older.status_code, older.json()) == (200, card.json())
+    assert older.headers["Cache-Control"] == card.headers["Cache-Control"]
+    assert "max-age" in older.headers["Cache-Control"]
+
+
 async def test_the_card_says_what_works_and_no_more(bridge: StartBridge) -> None:
     async with (
         bridge(ScriptedTransport(), NAME="Dora", DESCRIPTION="helps") as b,
@@ -75,10 +88,16 @@ async def test_the_card_says_what_works_and_no_more(bridge: StartBridge) -> None
     ):
         card = (await http.get(b.url + CARD)).json()
     assert (card["name"], card["description"]) == ("Dora", "helps")
+    (extension,) = card["capabilities"].pop("extensions")
+    assert extension["uri"] in EXTENSIONS.read_text(encoding="utf-8")
+    assert not extension.get("required")
     assert card["capabilities"] == {"streaming": True, "pushNotifications": True}
     assert {i["url"] for i in card["supportedInterfaces"]} == {b.url}
     assert card["defaultInputModes"][0] == card["defaultOutputModes"][0] == "text/plain"
     assert all(skill["description"] and skill["examples"] for skill in card["skills"])
+    for skill in card["skills"]:
+        assert skill["inputModes"] == card["defaultInputModes"]
+        assert skill["outputModes"] == card["defaultOutputModes"]
     assert "securitySchemes" not in card
 
 
