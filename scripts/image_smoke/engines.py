@@ -223,7 +223,8 @@ class BuildahAndRunc:
             self._do("rm", container)
 
     def build(self, context: Path, image: str, *options: str) -> None:
-        how = ["--isolation", "chroot", "--format", "docker", "--pull-never"]
+        # With layers, the second image reuses the stages of the first.
+        how = ["--isolation", "chroot", "--format", "docker", "--pull-never", "--layers"]
         self._do("build", *how, "--tag", image, *options, context, limit=BUILD_LIMIT)
 
     def config(self, image: str) -> dict[str, Any]:
