@@ -47,7 +47,7 @@ from molecule_hermes.protocol.reply import ReplyArtifact
 from molecule_hermes.protocol.states import state_name
 from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.transports.base import Transport
-from molecule_hermes.turns.model import Canceled, Completed, End, Failed, Turn, is_last
+from molecule_hermes.turns.model import Canceled, Completed, End, Failed, Question, Turn, is_last
 from molecule_hermes.turns.run import State
 from molecule_hermes.turns.scheduler import Scheduler
 
@@ -90,7 +90,11 @@ class HermesAgentProxyExecutor(AgentExecutor):
         self._turn_timeout = turn_timeout
         self._cancel_timeout = cancel_timeout
         self._dialogue = Dialogue(
-            transport, approvals=approvals, question_timeout=question_timeout, asks=asks
+            transport,
+            approvals=approvals,
+            question_timeout=question_timeout,
+            asks=asks,
+            on_question=self._explain_wait,
         )
         self._metrics = metrics or Metrics()
         self._replies_with_message = replies_with_message
@@ -232,11 +236,28 @@ class HermesAgentProxyExecutor(AgentExecutor):
         # At shutdown the scheduler is closed and refuses the turn, which the peer may send again.
         async with self._scheduler.enter(turn.conversation, turn.peer, turn.size) as active.slot:
             if not active.slot.started:
-                await updates.working(active.updater, "waiting for its turn", {"waiting": True})
+                await updates.waiting(active.updater, *self._asking_before(turn))
             if not await active.slot.wait():
                 return Canceled()
             await updates.working(active.updater)
             return Canceled() if active.run.stop else await self._forward(active)
+
+    def _asking_before(self, turn: Turn) -> tuple[str, Question | None]:
+        """The task of the same conversation that waits for an answer, and its question."""
+        for other in self._runs.values():
+            if other.turn.conversation == turn.conversation and other.run.question is not None:
+                return other.turn.task_id, other.run.question
+        return "", None
+
+    async def _explain_wait(self, asking: ActiveTurn) -> None:
+        """Tells the queued turns of the conversation that they wait for the answer."""
+        for other in list(self._runs.values()):
+            same = other.turn.conversation == asking.turn.conversation
+            if same and other.slot is not None and other.run.state is State.QUEUED:
+                # The other turn has just ended, or its status cannot be stored. Neither concerns
+                # the turn that asks.
+                with contextlib.suppress(RuntimeError, TurnFailure):
+                    await updates.waiting(other.updater, *self._asking_before(other.turn))
 
     async def _forward(self, active: ActiveTurn) -> End:
         active.run.send()

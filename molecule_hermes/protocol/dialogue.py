@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
@@ -33,8 +34,11 @@ class Dialogue:
         approvals: Approvals,
         question_timeout: float,
         asks: bool = True,
+        on_question: Callable[[ActiveTurn], Awaitable[None]] | None = None,
     ) -> None:
-        """Without `asks`, no question reaches the peer, because nobody would answer it."""
+        """Without `asks`, no question reaches the peer, because nobody would answer it.
+        `on_question` is called when a turn has asked its peer."""
+        self._on_question = on_question
         self._transport = transport
         self._asks = asks
         self._approvals = approvals
@@ -89,6 +93,8 @@ class Dialogue:
         await updates.asking(active.updater, question, active.expires_at)
         if active.run.question is question:
             active.resting.set()
+            if self._on_question is not None:
+                await self._on_question(active)
 
     def _end_of_patience(self) -> str:
         end = datetime.now(UTC) + timedelta(seconds=self._question_timeout)

@@ -16,6 +16,7 @@ from a2a.types import Message, Role, Task, TaskState, TaskStatus, TaskStatusUpda
 
 from molecule_hermes.errors import TurnFailure
 from molecule_hermes.protocol.questions import describe
+from molecule_hermes.text import one_line, shorten
 from molecule_hermes.turns.model import FileProduced, Notice, Question, ToolProgress, Turn, Usage
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "submitted",
     "tool",
     "usage",
+    "waiting",
     "working",
 ]
 
@@ -43,6 +45,19 @@ def submitted(turn: Turn, message: Message | None) -> Task:
 async def working(updater: TaskUpdater, text: str = "", data: dict[str, Any] | None = None) -> None:
     message = updater.new_agent_message([new_text_part(text)], data) if text else None
     await updater.update_status(TaskState.TASK_STATE_WORKING, message)
+
+
+async def waiting(updater: TaskUpdater, task_id: str, question: Question | None) -> None:
+    """Says that the turn waits for its turn, or for the answer to a question before it."""
+    if question is None:
+        await working(updater, "waiting for its turn", {"waiting": True})
+        return
+    text = (
+        f"waiting for an answer: task {task_id} of this conversation asks: "
+        f"{shorten(one_line(question.text))} To answer, send a message with taskId {task_id}"
+        + (f" ({' / '.join(question.choices)})" if question.choices else "")
+    )
+    await working(updater, text, {"waiting": {"taskId": task_id, **describe(question)}})
 
 
 async def tool(updater: TaskUpdater, progress: ToolProgress) -> None:

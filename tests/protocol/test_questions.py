@@ -140,6 +140,37 @@ def test_any_message_is_an_answer_or_gets_the_reason_why_not(
     assert answer in question.choices or question.kind == "clarify"
 
 
+@pytest.mark.parametrize("order", ["asked before", "asked later"])
+async def test_a_message_that_waits_for_an_answer_names_the_task_and_its_question(
+    bridge: StartBridge, order: str
+) -> None:
+    goes_on = asyncio.Event()
+    transport = ScriptedTransport(goes_on, APPROVAL, Answered(), Completed("done"))
+    if order == "asked before":
+        goes_on.set()
+    async with bridge(transport) as b, peer(b.url) as client, asyncio.timeout(30):
+        first, waiting = Turn(), Turn()
+        stream = client.send_message(message("clean up", "ctx"))
+        first.add(await anext(stream))
+        if order == "asked before":
+            async for event in stream:
+                first.add(event)
+        async for event in client.send_message(message("yes", "ctx")):
+            waiting.add(event)
+            if waiting.data == [{"waiting": True}]:
+                goes_on.set()
+            elif waiting.data and "waiting" in waiting.data[-1]:
+                break
+        answered = await ask(client, "yes", task_id=first.task_id)
+    about = waiting.data[-1]["waiting"]
+    assert (about["taskId"], about["questionId"]) == (first.task_id, "q1")
+    assert about["choices"] == ["once", "session", "deny"]
+    told = waiting.progress[-1]
+    assert "may I run rm -rf x?" in told
+    assert f"send a message with taskId {first.task_id}" in told
+    assert answered.states[-1] == "COMPLETED"
+
+
 class LosesAnswers(ScriptedTransport):
     given: asyncio.Event
     lost: asyncio.Event
