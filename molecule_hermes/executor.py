@@ -186,7 +186,9 @@ class HermesAgentProxyExecutor(AgentExecutor):
             turn = self._complete(turn, context.message)
         updater = TaskUpdater(event_queue, turn.task_id, turn.context_id)
         deadline = asyncio.timeout(self._turn_timeout)
-        active = ActiveTurn(turn, updater, ReplyArtifact(updater), deadline)
+        config = context.configuration
+        accepted = tuple(config.accepted_output_modes) if config is not None else ()
+        active = ActiveTurn(turn, updater, ReplyArtifact(updater), deadline, accepted)
         self._runs[turn.task_id] = active
         if context.current_task is None:
             kept = without_bytes(context.message) if context.message is not None else None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from a2a.server.context import ServerCallContext
 from a2a.types import CancelTaskRequest, GetTaskRequest, Part, Task, TaskState
-from a2a.utils.errors import TaskNotCancelableError
+from a2a.utils.errors import ContentTypeNotSupportedError, TaskNotCancelableError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -132,6 +132,41 @@ async def test_a_file_becomes_a_separate_artifact(bridge: StartBridge) -> None:
     assert cat.parts[1].text == "a cat"
     assert (dog.name, dog.parts[0].url) == ("dog.png", "https://example.com/dog.png")
     assert reply.parts[0].text == "Here."
+
+
+@pytest.mark.parametrize("modes", [["text/plain"], ["text"], ["text/plain", "image/*"], []])
+async def test_a_file_of_a_type_that_the_client_does_not_accept_becomes_a_note(
+    bridge: StartBridge, modes: list[str]
+) -> None:
+    transport = ScriptedTransport(
+        FileProduced("cat.png", "image/png", b"meow", caption="a cat"), Completed("Here.")
+    )
+    request = message("hi")
+    request.configuration.accepted_output_modes.extend(modes)
+    async with bridge(transport) as b, peer(b.url) as client:
+        turn = await send(client, request)
+        task = await client.get_task(GetTaskRequest(id=turn.task_id))
+    file, reply = task.artifacts
+    assert (file.name, reply.parts[0].text) == ("cat.png", "Here.")
+    if modes and "image/*" not in modes:
+        assert [part.WhichOneof("content") for part in file.parts] == ["text"]
+        assert "cat.png (image/png) was not sent" in file.parts[0].text
+        assert file.parts[0].text.startswith("a cat")
+    else:
+        assert file.parts[0].raw == b"meow"
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_client_that_accepts_no_text_is_refused(
+    bridge: StartBridge, streaming: bool
+) -> None:
+    transport = ScriptedTransport(Completed("never"))
+    request = message("hi")
+    request.configuration.accepted_output_modes.append("image/png")
+    async with bridge(transport) as b, peer(b.url, streaming=streaming) as client:
+        with pytest.raises(ContentTypeNotSupportedError):
+            await send(client, request)
+    assert not transport.turns
 
 
 async def test_an_agent_that_chooses_to_say_nothing_completes_without_an_artifact(

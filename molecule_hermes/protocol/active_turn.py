@@ -10,6 +10,7 @@ from a2a.server.tasks import TaskUpdater
 
 from molecule_hermes.errors import Interrupted
 from molecule_hermes.protocol import status as updates
+from molecule_hermes.protocol.output_modes import accepts
 from molecule_hermes.protocol.reply import ReplyArtifact
 from molecule_hermes.turns.model import (
     FileProduced,
@@ -34,6 +35,8 @@ class ActiveTurn:
     updater: TaskUpdater
     reply: ReplyArtifact
     deadline: asyncio.Timeout
+    accepted: tuple[str, ...] = ()
+    """The media types that the peer accepts; empty if it accepts everything."""
     run: TurnRun = field(default_factory=TurnRun)
     task: asyncio.Task[None] | None = None
     slot: Slot | None = None
@@ -68,7 +71,10 @@ class ActiveTurn:
             case Notice():
                 await updates.notice(self.updater, event)
             case FileProduced():
-                await updates.file(self.updater, event)
+                if accepts(self.accepted, event.media_type):
+                    await updates.file(self.updater, event)
+                else:
+                    await updates.withheld_file(self.updater, event)
 
     def pause(self, question: Question) -> None:
         """Stops the turn's clock and frees its slot until the question is settled.

@@ -48,7 +48,7 @@ _INPUT = {
 }
 _OUTPUT = {
     Feature.TEXT: ("text/plain",),
-    Feature.FILES_OUT: ("image/png", "application/octet-stream"),
+    Feature.FILES_OUT: (*IMAGE_TYPES, "application/pdf", "application/octet-stream"),
 }
 
 

@@ -63,7 +63,7 @@ def message_of(task: Task) -> Message:
 def _text(task: Task, failure: Mapping[str, Any]) -> str:
     reply = next((a for a in task.artifacts if a.artifact_id == REPLY), None)
     answer = "".join(get_text_parts(reply.parts)) if reply is not None else ""
-    paragraphs = [answer.strip(), *_denials(task)]
+    paragraphs = [answer.strip(), *_notes(task), *_denials(task)]
     match task.status.state:
         case TaskState.TASK_STATE_COMPLETED:
             paragraphs[0] = answer or "(the agent did not reply)"
@@ -74,6 +74,12 @@ def _text(task: Task, failure: Mapping[str, Any]) -> str:
         case _:
             paragraphs += get_text_parts(task.status.message.parts)
     return "\n\n".join(filter(None, paragraphs))
+
+
+def _notes(task: Task) -> list[str]:
+    """What stands in the place of files that the client does not accept."""
+    others = (artifact.parts for artifact in task.artifacts if artifact.artifact_id != REPLY)
+    return ["".join(p.text for p in ps) for ps in others if all(p.HasField("text") for p in ps)]
 
 
 def _explanation(failure: Mapping[str, Any]) -> str:

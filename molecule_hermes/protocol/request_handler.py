@@ -198,7 +198,7 @@ class BridgeRequestHandler(RequestHandler):
         """Finds or creates the log of the message's task. Does not call the executor."""
         validate_history_length(params.configuration)
         message = params.message
-        require_sound(message)
+        require_sound(params)
         if message.task_id:
             return await self._accept_answer(params, context)
         if self._quota is not None:

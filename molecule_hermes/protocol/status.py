@@ -31,6 +31,7 @@ __all__ = [
     "tool",
     "usage",
     "waiting",
+    "withheld_file",
     "working",
 ]
 
@@ -94,6 +95,16 @@ async def file(updater: TaskUpdater, produced: FileProduced) -> None:
         part = new_url_part(produced.url, **about)
     parts = [part, new_text_part(produced.caption)] if produced.caption else [part]
     await updater.add_artifact(parts, name=produced.name, last_chunk=True)
+
+
+async def withheld_file(updater: TaskUpdater, produced: FileProduced) -> None:
+    """Sends a note instead of a file whose media type the client does not accept."""
+    note = (
+        f"file {produced.name} ({produced.media_type}) was not sent: the client does not accept "
+        "its media type (acceptedOutputModes)"
+    )
+    text = f"{produced.caption}\n\n({note})" if produced.caption else f"({note})"
+    await updater.add_artifact([new_text_part(text)], name=produced.name, last_chunk=True)
 
 
 def usage(spent: Usage) -> dict[str, Any]:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from a2a.types import Message, Role, Task, TaskState
-from a2a.utils.errors import InvalidParamsError, UnsupportedOperationError
+from collections.abc import Sequence
 
+from a2a.types import Message, Role, SendMessageRequest, Task, TaskState
+from a2a.utils.errors import (
+    ContentTypeNotSupportedError,
+    InvalidParamsError,
+    UnsupportedOperationError,
+)
+
+from molecule_hermes.protocol.output_modes import accepts_text
 from molecule_hermes.protocol.states import TERMINAL, WORKING
 
 __all__ = [
@@ -25,8 +32,10 @@ MAX_ANSWERS = 2**20
 """Bytes of all answers to the questions of one task. They stay in its history."""
 
 
-def require_sound(message: Message) -> None:
-    """Checks the role and the ids of a message."""
+def require_sound(params: SendMessageRequest) -> None:
+    """Checks the role and the ids of a message, and that its client accepts text."""
+    _require_text_accepted(params.configuration.accepted_output_modes)
+    message = params.message
     if message.role != Role.ROLE_USER:
         raise InvalidParamsError("a message to an agent must have the role ROLE_USER")
     for name in ("message_id", "context_id", "task_id"):
@@ -36,6 +45,14 @@ def require_sound(message: Message) -> None:
             raise InvalidParamsError(f"a {camel} must not be longer than {MAX_ID} characters")
         if "\0" in value:
             raise InvalidParamsError(f"a {camel} must not contain a NUL character")
+
+
+def _require_text_accepted(accepted: Sequence[str]) -> None:
+    """An agent replies with text, so a client that accepts none gets no reply."""
+    if not accepts_text(accepted):
+        raise ContentTypeNotSupportedError(
+            "the agent replies with text; acceptedOutputModes must include text/plain"
+        )
 
 
 def require_page_token(token: str) -> None:
