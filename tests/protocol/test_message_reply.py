@@ -103,6 +103,18 @@ async def test_a_failure_is_text_with_its_kind_and_hint_and_keeps_what_was_strea
     assert got.parts[1].data.struct_value["kind"] == "unreachable"
 
 
+async def test_a_file_that_the_client_does_not_accept_is_named_in_the_text() -> None:
+    request = message("go")
+    request.configuration.accepted_output_modes.append("text/plain")
+    script = FileProduced("cat.png", "image/png", b"meow"), Completed("Here.")
+    async with served(executor(*script)) as url:
+        got = await reply(url, request, streaming=False)
+    (text,) = get_text_parts(got.parts)
+    assert len(got.parts) == 1
+    assert text.startswith("Here.\n\n")
+    assert "cat.png (image/png) was not sent" in text
+
+
 async def test_an_empty_prompt_is_answered_in_words() -> None:
     async with served(executor()) as url:
         got = await reply(url, message("  "), streaming=False)
