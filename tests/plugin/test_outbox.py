@@ -353,13 +353,19 @@ async def test_text_is_not_added_to_a_delta_that_may_have_arrived(server: Callba
 async def test_files_that_were_dropped_at_the_end_take_no_room_afterwards(
     server: CallbackServer,
 ) -> None:
+    server.hang = asyncio.Event()
     outbox = Outbox(max_file_bytes=4)
     outbox.open()
-    Sender(outbox, f"http://127.0.0.1:{free_port()}/").put(File("a", "text/plain", b"1234"))
+    sender = Sender(outbox, server.url)
+    sender.put(Notice(), "under way")
+    await server.arrived.wait()
+    sender.put(File("a", "text/plain", b"1234"))
     await outbox.close()
+    server.hang.set()
     async with outbox:
-        sender = Sender(outbox, server.url)
+        sender = Sender(outbox, server.url, message="next")
         sender.put(File("b", "text/plain", b"1234"))
         sender.put(Final(), "done")
-        await server.final("m")
-    assert [c.body.type for c in server.taken] == ["file", "final"]
+        await server.final("next")
+    taken = [c.body.type for c in server.taken if c.reply_to == "next"]
+    assert taken == ["file", "final"]
