@@ -6,6 +6,7 @@ Standard library only: the plugin imports this module inside Hermes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
@@ -38,9 +39,11 @@ class KeyedTasks(Generic[Key, Item]):
             self._tasks[key] = asyncio.get_running_loop().create_task(self._work(key))
 
     async def flush(self, seconds: float | None = None) -> None:
-        """Waits until all work is done, for at most that long."""
-        if tasks := list(self._tasks.values()):
-            await asyncio.wait(tasks, timeout=seconds)
+        """Waits until all work is done, for at most that long. Work may add work for other keys."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while tasks := list(self._tasks.values()):
+                    await asyncio.wait(tasks)
 
     async def close(self) -> None:
         """Cancels the tasks; items that were not taken stay where they are."""

@@ -2,7 +2,8 @@
 
 Each callback address has a queue per chat and, while any of them holds something, one task that
 posts them. What piles up while a request is under way leaves as one batch. A bridge that is down
-or slow holds up neither Hermes nor the callbacks to other bridges.
+or slow holds up neither Hermes nor the callbacks to other bridges. A request that fails is retried
+by a task of its chat alone, so that it does not hold up the other chats.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Self, TypeAlias
 
 import aiohttp
 
@@ -43,6 +44,9 @@ _BACKOFF = Backoff(first=0.1, longest=5.0)
 _TRANSIENT = (Delta, Notice, Tool)
 _BATCH = 256
 _BATCH_BYTES = 2**20
+
+_Lane: TypeAlias = tuple[str, str | None]
+"""A callback address, and the chat if the lane is for the retries of one chat alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +76,22 @@ class _Entry:
         mine, other = self.callback, later.callback
         if not (isinstance(mine.body, Delta) and isinstance(other.body, Delta)):
             return None
-        if mine.reply_to != other.reply_to:
+        if mine.reply_to != other.reply_to or mine.seq is not None:
+            # A numbered delta was posted already: the bridge may have it, and would skip the sum.
             return None
         if other.body.replace:
             return later
         return replace(later, callback=replace(mine, content=mine.content + other.content))
 
+    def numbered(self) -> _Entry:
+        if self.callback.seq is not None:
+            return self
+        return replace(self, callback=self.callback.numbered(next(self.numbers)))
+
 
 @dataclass(slots=True)
 class _Batch:
-    url: str
+    lane: _Lane
     entries: list[_Entry] = field(default_factory=list)
     size: int = 0
 
@@ -116,7 +126,9 @@ class Outbox:
         self._max_file_bytes = max_file_bytes
         self._file_bytes = 0
         self._in_flight = 0
-        self._queues: dict[str, OrderedDict[str, deque[_Entry]]] = {}
+        self._queues: dict[_Lane, OrderedDict[str, deque[_Entry]]] = {}
+        self._retrying: set[_Lane] = set()
+        """The chats that have a lane of their own, until it is empty."""
         self._torn: set[str] = set()
         """Messages whose text has a gap: more text must not be appended to it."""
         self._tasks = KeyedTasks(self._take, self._deliver)
@@ -142,8 +154,10 @@ class Outbox:
 
     def put(self, url: str, callback: Callback, numbers: Iterator[int]) -> None:
         """Queues a callback; never waits. If the chat's queue is full, transient ones go first."""
-        chats = self._queues.setdefault(url, OrderedDict())
-        queue = chats.setdefault(callback.chat_id, deque())
+        lane: _Lane = (url, callback.chat_id)
+        if lane not in self._retrying:
+            lane = (url, None)
+        queue = self._queues.setdefault(lane, OrderedDict()).setdefault(callback.chat_id, deque())
         transient = isinstance(callback.body, _TRANSIENT)
         patience = self._retry_transient_for if transient else self._retry_for
         entry = _Entry(callback, numbers, time.monotonic() + patience)
@@ -156,7 +170,7 @@ class Outbox:
         queue.append(entry)
         if len(queue) > self._max_waiting:
             self._shrink(queue)
-        self._tasks.wake(url)
+        self._tasks.wake(lane)
 
     async def close(self, flush_for: float = 0.0) -> None:
         """Posts what is queued for at most `flush_for` seconds, then drops the rest."""
@@ -165,6 +179,8 @@ class Outbox:
             log.warning("%d callbacks were not delivered before the end", lost)
         await self._tasks.close()
         self._queues.clear()
+        self._retrying.clear()
+        self._file_bytes = 0
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -179,10 +195,10 @@ class Outbox:
                     self._mark_lost(entry)
                     return
 
-    def _take(self, url: str) -> _Batch | None:
-        """The next callbacks for an address. Chats take turns, each in its own order."""
-        chats = self._queues.get(url, OrderedDict())
-        batch = _Batch(url)
+    def _take(self, lane: _Lane) -> _Batch | None:
+        """The next callbacks of a lane. Chats take turns, each in its own order."""
+        chats = self._queues.get(lane, OrderedDict())
+        batch = _Batch(lane)
         while chats:
             chat_id = next(iter(chats))
             queue = chats[chat_id]
@@ -196,9 +212,12 @@ class Outbox:
             if self._continues_text(entry):
                 batch.add(entry)
         if not chats:
-            self._queues.pop(url, None)
+            self._queues.pop(lane, None)
+        if not batch.entries:
+            self._retrying.discard(lane)
+            return None
         self._in_flight += len(batch.entries)
-        return batch if batch.entries else None
+        return batch
 
     def _continues_text(self, entry: _Entry) -> bool:
         """False for a delta of a message whose text has a gap, until a delta replaces it all."""
@@ -214,34 +233,56 @@ class Outbox:
             self._torn.discard(entry.callback.reply_to)
 
     async def _deliver(self, batch: _Batch) -> None:
-        entries = [
-            replace(entry, callback=entry.callback.numbered(next(entry.numbers)))
-            for entry in batch.entries
-        ]
+        url, chat_id = batch.lane
+        entries = [entry.numbered() for entry in batch.entries]
+        done: Sequence[_Entry] = entries
         try:
-            await self._send(batch.url, entries)
+            if chat_id is not None:
+                await self._send(url, entries)
+            elif (taken := await self._post(url, _encoded(entries))) is None:
+                self._retry_apart(url, entries)
+                done = ()
+            elif not taken:
+                await self._send_refused(url, entries)
         finally:
             self._in_flight -= len(entries)
-            self._file_bytes -= sum(entry.file_bytes for entry in entries)
+            self._file_bytes -= sum(entry.file_bytes for entry in done)
+
+    def _retry_apart(self, url: str, entries: Sequence[_Entry]) -> None:
+        """Gives each chat of a failed request a lane of its own, in front of what it has queued."""
+        failed: dict[str, deque[_Entry]] = {}
+        for entry in entries:
+            failed.setdefault(entry.callback.chat_id, deque()).append(entry)
+        queued = self._queues.get((url, None), OrderedDict())
+        for chat_id, queue in failed.items():
+            queue.extend(queued.pop(chat_id, ()))
+            lane = (url, chat_id)
+            self._retrying.add(lane)
+            self._queues[lane] = OrderedDict({chat_id: queue})
+            self._tasks.wake(lane)
 
     async def _send(self, url: str, entries: Sequence[_Entry]) -> None:
         taken = await self._post_with_retries(url, entries)
-        if taken:
-            return
-        if taken is False and len(entries) > 1:
+        if taken is False:
+            await self._send_refused(url, entries)
+        elif taken is None:
+            for entry in entries:
+                self._mark_lost(entry)
+
+    async def _send_refused(self, url: str, entries: Sequence[_Entry]) -> None:
+        if len(entries) > 1:
             # The bridge refuses a batch as a whole; singly, it refuses only what is at fault.
             for entry in filter(self._continues_text, entries):
                 await self._send(url, [entry])
             return
-        for entry in entries:
-            self._mark_lost(entry)
-        if taken is False and isinstance(entries[0].callback.body, Final):
+        self._mark_lost(entries[0])
+        if isinstance(entries[0].callback.body, Final):
             # The turn must end even if its answer cannot be passed on.
             await self._post_with_retries(url, [_failed(entries[0])])
 
     async def _post_with_retries(self, url: str, entries: Sequence[_Entry]) -> bool | None:
         """True: taken. False: refused. None: given up after retries."""
-        data = _encoded([entry.callback for entry in entries])
+        data = _encoded(entries)
         patience = max(entry.deadline for entry in entries) - time.monotonic()
         delays = _BACKOFF.delays(within=max(0.0, patience))
         while (taken := await self._post(url, data)) is None:
@@ -275,9 +316,9 @@ class Outbox:
         return response.status < 300
 
 
-def _encoded(callbacks: Sequence[Callback]) -> bytes:
+def _encoded(entries: Sequence[_Entry]) -> bytes:
     """One callback by itself, several as a batch."""
-    objects = [callback.to_json() for callback in callbacks]
+    objects = [entry.callback.to_json() for entry in entries]
     return json.dumps(objects[0] if len(objects) == 1 else {"batch": objects}).encode()
 
 

@@ -28,6 +28,7 @@ __all__ = [
 
 MAX_ID = 256
 MAX_PAGE_TOKEN = 1024
+_MAX_DIGITS = 9
 MAX_ANSWERS = 2**20
 """Bytes of all answers to the questions of one task. They stay in its history."""
 
@@ -69,7 +70,7 @@ def require_known_status(status: object) -> None:
     if status in (None, ""):
         return
     is_name = status in TaskState.keys()  # noqa: SIM118 - not a dict
-    if isinstance(status, str) and status.isdecimal():
+    if isinstance(status, str) and len(status) <= _MAX_DIGITS and status.isdecimal():
         status = int(status)
     is_number = not isinstance(status, bool) and status in TaskState.values()
     if not is_name and not is_number:

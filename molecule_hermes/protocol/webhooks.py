@@ -58,6 +58,7 @@ class PushConfigs(PushNotificationConfigStore):
     def __init__(self, stored: PushNotificationConfigStore) -> None:
         self._stored = stored
         self._tasks: set[str] = set()
+        self._adding = asyncio.Lock()
 
     async def set_info(
         self,
@@ -71,15 +72,21 @@ class PushConfigs(PushNotificationConfigStore):
             raise InvalidParamsError(
                 "a webhook's token and credentials must not contain control characters"
             )
+        async with self._adding:  # two at once must not pass the limit together
+            await self._require_room(task_id, notification_config, context)
+            self._tasks.add(task_id)
+            config = registered_by(notification_config, context)
+            return await self._stored.set_info(task_id, config, context)
+
+    async def _require_room(
+        self, task_id: str, added: TaskPushNotificationConfig, context: ServerCallContext
+    ) -> None:
         known = await self._stored.get_info(task_id, context)
-        new = all(config.id != (notification_config.id or task_id) for config in known)
+        new = all(config.id != (added.id or task_id) for config in known)
         if new and len(known) >= MAX_CONFIGS:
             raise InvalidParamsError(
                 f"a task must not have more than {MAX_CONFIGS} push configurations"
             )
-        self._tasks.add(task_id)
-        config = registered_by(notification_config, context)
-        return await self._stored.set_info(task_id, config, context)
 
     async def get_info(
         self, task_id: str, context: ServerCallContext

@@ -18,7 +18,8 @@ __all__ = ["V03", "V10", "CallContextBuilder", "requested_version", "require_ver
 V03, V10 = PROTOCOL_VERSION_0_3, PROTOCOL_VERSION_1_0
 
 _VERSION = re.compile(r"v?(\d+)(?:\.\d+)*")
-_MAX_QUOTED = 32
+_MAX_LENGTH = 32
+"""The SDK fails on a version of thousands of digits."""
 
 
 def requested_version(conn: HTTPConnection) -> str:
@@ -35,7 +36,7 @@ def require_version(conn: HTTPConnection, served: str, operation: str) -> None:
     if _major(requested or V03) == _major(served):
         return
     found = (
-        f"asks for A2A-Version {requested[:_MAX_QUOTED]!r}"
+        f"asks for A2A-Version {requested[:_MAX_LENGTH]!r}"
         if requested
         else f"has no A2A-Version header, which means {V03}"
     )
@@ -47,6 +48,8 @@ def require_version(conn: HTTPConnection, served: str, operation: str) -> None:
 
 
 def _major(version: str) -> str | None:
+    if len(version) > _MAX_LENGTH:
+        return None
     found = _VERSION.fullmatch(version.strip())
     return found[1] if found else None
 

@@ -315,3 +315,57 @@ async def test_a_final_that_is_always_refused_is_given_up(server: CallbackServer
         Sender(outbox, server.url).put(Final(), "x")
         await until(lambda: not len(outbox))
     assert server.refuse == [200]
+
+
+async def test_a_callback_that_fails_does_not_hold_up_other_chats() -> None:
+    taken: list[str] = []
+
+    async def reply(request: web.Request) -> web.Response:
+        callbacks = Callback.parse_batch(await request.read())
+        if any(callback.chat_id == "bad" for callback in callbacks):
+            return web.Response(status=500)
+        taken.extend(callback.chat_id for callback in callbacks)
+        return web.json_response({"ok": True})
+
+    app = web.Application()
+    app.router.add_post("/", reply)
+    async with serve(app) as url, Outbox() as outbox:
+        for chat in ("bad", "a", "b"):
+            Sender(outbox, url, message=chat, chat=chat).put(Final(), "done")
+        await until(lambda: set(taken) == {"a", "b"})
+        Sender(outbox, url, message="later", chat="later").put(Final(), "done")
+        await until(lambda: "later" in taken)
+        assert len(outbox) == 1
+
+
+async def test_text_is_not_added_to_a_delta_that_may_have_arrived(server: CallbackServer) -> None:
+    server.refuse.extend([500, 500])
+    async with Outbox() as outbox:
+        sender = Sender(outbox, server.url)
+        sender.put(Delta(), "a")
+        await until(lambda: len(server.refuse) < 2)
+        sender.put(Delta(), "b")
+        sender.put(Final(), "ab")
+        await server.final("m")
+    assert [(c.content, c.seq) for c in server.taken] == [("a", 0), ("b", 1), ("ab", 2)]
+
+
+async def test_files_that_were_dropped_at_the_end_take_no_room_afterwards(
+    server: CallbackServer,
+) -> None:
+    server.hang = asyncio.Event()
+    outbox = Outbox(max_file_bytes=4)
+    outbox.open()
+    sender = Sender(outbox, server.url)
+    sender.put(Notice(), "under way")
+    await server.arrived.wait()
+    sender.put(File("a", "text/plain", b"1234"))
+    await outbox.close()
+    server.hang.set()
+    async with outbox:
+        sender = Sender(outbox, server.url, message="next")
+        sender.put(File("b", "text/plain", b"1234"))
+        sender.put(Final(), "done")
+        await server.final("next")
+    taken = [c.body.type for c in server.taken if c.reply_to == "next"]
+    assert taken == ["file", "final"]

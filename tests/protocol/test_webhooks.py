@@ -29,7 +29,7 @@ from aiohttp import web
 from molecule_hermes.client.connection import message
 from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.protocol.recovery import InterruptedTasks
-from molecule_hermes.protocol.webhooks import PushConfigs, PushSender
+from molecule_hermes.protocol.webhooks import MAX_CONFIGS, PushConfigs, PushSender
 from molecule_hermes.turns.model import Completed, TextDelta, Usage
 from tests.conftest import StartBridge
 from tests.support.bridge_process import bridge_process
@@ -339,3 +339,22 @@ async def test_webhooks_that_hang_hold_up_no_other() -> None:
                 await push.notify(Task(id=event.task_id), event)
             await until(lambda: hook.taken)
         hung.gate.set()
+
+
+async def test_webhooks_registered_at_once_stay_within_the_limit(bridge: StartBridge) -> None:
+    transport = ScriptedTransport(Completed("pong"))
+    async with (
+        webhook() as hook,
+        bridge(transport, PUSH_HOSTS=hook.host) as b,
+        peer(b.url) as client,
+    ):
+        task_id = (await ask(client, "ping")).task_id
+        configs = [
+            TaskPushNotificationConfig(task_id=task_id, id=f"{number}", url=hook.url)
+            for number in range(3 * MAX_CONFIGS)
+        ]
+        created = await asyncio.gather(
+            *map(client.create_task_push_notification_config, configs), return_exceptions=True
+        )
+    refused = [error for error in created if isinstance(error, InvalidParamsError)]
+    assert len(created) - len(refused) == MAX_CONFIGS

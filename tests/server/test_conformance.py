@@ -139,7 +139,15 @@ async def test_the_version_in_the_query_string_counts_as_the_header(bridge: Star
     assert header_wins.status_code == 400
 
 
-@pytest.mark.parametrize("headers", [{}, {"A2A-Version": "0.3"}, {"A2A-Version": "2.0"}])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"A2A-Version": "0.3"},
+        {"A2A-Version": "2.0"},
+        {"A2A-Version": "1." + "9" * 5000},
+    ],
+)
 async def test_an_operation_of_1_0_under_another_version_says_what_to_send(
     bridge: StartBridge, headers: dict[str, str]
 ) -> None:
@@ -242,7 +250,7 @@ async def test_empty_defaults_are_not_printed(bridge: StartBridge) -> None:
 
 
 @pytest.mark.parametrize(
-    "status", ["completed", "TASK_STATE_DONE", 99, "99", -1, True, [], "x" * 999]
+    "status", ["completed", "TASK_STATE_DONE", 99, "99", -1, True, [], "x" * 999, "9" * 5000]
 )
 async def test_an_unknown_status_filter_is_refused(bridge: StartBridge, status: Any) -> None:
     transport = ScriptedTransport(Completed("x"))
