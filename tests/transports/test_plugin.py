@@ -311,7 +311,9 @@ async def test_a_turn_waits_for_a_hermes_that_is_being_restarted(plugin: FakePlu
     port = free_port()
     patient = PluginTransport(f"http://127.0.0.1:{port}", secret=SECRET, patient=True)
     async with asyncio.timeout(20), patient as transport, aclosing(transport.run(turn())) as events:
-        assert await anext(events) == Notice("Hermes is not running; trying again in 0.5 s")
+        assert await anext(events) == Notice(
+            "Hermes is not running; trying again in 0.5 s", kind="retrying"
+        )
         async with serving(plugin, port):
             assert [event async for event in events][-1] == Completed("pong")
 
