@@ -71,6 +71,7 @@ ENV HOME=${AGENT_HOME} \
     TMPDIR=${AGENT_HOME}/tmp \
     HERMES_HOME=${AGENT_HOME}/.hermes \
     MOLECULE_HERMES_STATE_DIR=${AGENT_HOME}/.molecule-hermes \
+    MOLECULE_HERMES_WORKSPACE=/workspace \
     ADAPTER_MODULE=molecule_hermes.adapter
 USER ${AGENT_UID}:${AGENT_UID}
 WORKDIR ${AGENT_HOME}

@@ -317,7 +317,7 @@ class Settings(BaseModel):
         "WORKSPACE",
         None,
         "the folder whose files peers may name by `workspace:/path` URIs; if unset, none. The "
-        "adapter takes /workspace",
+        "adapter takes /workspace. A new Hermes that `up` configures works in it",
     )
     push_hosts: Annotated[tuple[str, ...], BeforeValidator(parse_hosts)] = _own(
         "PUSH_HOSTS",

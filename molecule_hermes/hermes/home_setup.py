@@ -36,8 +36,11 @@ def configure(home: HermesHome, settings: Settings, model: ModelChoice | None) -
 def _work_folder(settings: Settings) -> dict[str, Any]:
     """A folder for the agent's tools and the files that it delivers.
 
-    By default Hermes uses the user's home. In a Hermes folder of their own, users choose.
+    By default Hermes uses the user's home. In a Hermes folder of their own, users choose, unless
+    they name a workspace: its files are the ones that peers speak of.
     """
+    if settings.workspace is not None and settings.workspace.is_dir():
+        return {"terminal": {"cwd": str(settings.workspace)}}
     if not settings.owns_home:
         return {}
     folder = (settings.state_dir / "work").absolute()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from molecule_hermes.config import Settings
@@ -85,6 +88,7 @@ def test_the_workspaces_image_has_its_user_and_folders_by_arguments() -> None:
     variables = dict(re.findall(r"^(?:ENV|   ) (\w+)=(\S+)", stage, re.M))
     assert variables["HERMES_HOME"] == "${AGENT_HOME}/.hermes"
     assert variables["ADAPTER_MODULE"] == "molecule_hermes.adapter"
+    assert variables["MOLECULE_HERMES_WORKSPACE"] in arguments["FOLDERS"].split()
 
 
 def test_a_workspace_without_a_runtime_is_refused() -> None:
@@ -94,27 +98,64 @@ def test_a_workspace_without_a_runtime_is_refused() -> None:
     assert "name the platform's runtime as the command" in ended.stderr
 
 
-def test_in_smoke_mode_a_workspace_runs_only_its_runtime(tmp_path: Path) -> None:
-    environ = {
-        "HOME": str(tmp_path / "home"),
-        "TMPDIR": str(tmp_path / "tmp"),
-        "PATH": "/usr/bin:/bin",
-        "MOLECULE_SMOKE_MODE": "1",
-        "API_SERVER_KEY": "the-platforms-own-key",
+def run_workspace(
+    folder: Path, command: str, up: str = "exit 0", **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a runtime in a workspace, with a shell script in the place of `molecule-hermes`."""
+    (folder / "bin").mkdir()
+    stand_in = folder / "bin" / "molecule-hermes"
+    stand_in.write_text(f"#!/bin/sh\n{up}\n")
+    stand_in.chmod(0o755)
+    given = {
+        "HOME": str(folder / "home"),
+        "TMPDIR": str(folder / "tmp"),
+        "PATH": f"{folder / 'bin'}:/usr/bin:/bin",
     }
-    script = ROOT / "scripts" / "workspace.sh"
-    secret = "${#MOLECULE_A2A_PLATFORM_SHARED_SECRET}"
-    shown = f"echo $MOLECULE_A2A_PLATFORM_ENABLED $API_SERVER_KEY {secret}"
-    ended = subprocess.run(
-        [script, "sh", "-c", shown],
-        env=environ,
+    return subprocess.run(
+        [ROOT / "scripts" / "workspace.sh", "sh", "-c", command],
+        env=given | environ,
         capture_output=True,
         text=True,
         timeout=30,
         check=False,
     )
+
+
+def test_in_smoke_mode_a_workspace_runs_only_its_runtime(tmp_path: Path) -> None:
+    secret = "${#MOLECULE_A2A_PLATFORM_SHARED_SECRET}"
+    ended = run_workspace(
+        tmp_path,
+        f"echo $MOLECULE_A2A_PLATFORM_ENABLED $API_SERVER_KEY {secret}",
+        "echo Hermes >&2",
+        MOLECULE_SMOKE_MODE="1",
+        API_SERVER_KEY="the-platforms-own-key",
+    )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == "true the-platforms-own-key 64\n"
+
+
+@pytest.mark.parametrize(
+    ("environ", "demo"),
+    [
+        ({}, "never"),
+        ({"MOLECULE_SMOKE_MODE": "False", "MOLECULE_HERMES_DEMO": "auto"}, "never"),
+        ({"MOLECULE_SMOKE_MODE": "0", "MOLECULE_HERMES_DEMO": "always"}, "always"),
+    ],
+)
+def test_the_demo_model_answers_in_a_workspace_only_if_it_is_asked_for(
+    tmp_path: Path, environ: dict[str, str], demo: str
+) -> None:
+    fifo = tmp_path / "started"
+    os.mkfifo(fifo)
+    started = f'echo "$*" $MOLECULE_HERMES_HOST $MOLECULE_HERMES_DEMO >{fifo}'
+    ended = run_workspace(tmp_path, f"cat {fifo}", started, **environ)
+    assert (ended.returncode, ended.stdout) == (0, f"up 127.0.0.1 {demo}\n")
+
+
+def test_a_workspace_whose_hermes_cannot_start_ends(tmp_path: Path) -> None:
+    ended = run_workspace(tmp_path, "exec sleep 60", "echo no model key is set >&2; exit 2")
+    assert ended.returncode == -signal.SIGTERM
+    assert ended.stderr == "no model key is set\n"
 
 
 def workspace_stage() -> str:
