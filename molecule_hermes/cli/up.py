@@ -30,6 +30,7 @@ from molecule_hermes.hermes.model_choice import (
     choose_model,
     demo_choice,
     require_demo_allowed,
+    why_demo,
 )
 from molecule_hermes.hermes.plugin_setup import enable
 from molecule_hermes.hermes.process import Gateway
@@ -131,7 +132,7 @@ async def _choose_model(
     if chosen := choose_model(settings, keys, home.logins()):
         return chosen, False
     require_demo_allowed(settings, keys)
-    return demo_choice(await stack.enter_async_context(demo_model())), False
+    return demo_choice(await stack.enter_async_context(demo_model()), why_demo(keys)), False
 
 
 async def _demo(

@@ -22,7 +22,7 @@ from molecule_hermes.hermes.providers import (
 )
 from molecule_hermes.text import is_loopback
 
-__all__ = ["ModelChoice", "choose_model", "demo_choice", "require_demo_allowed"]
+__all__ = ["ModelChoice", "choose_model", "demo_choice", "require_demo_allowed", "why_demo"]
 
 _AUTO = Provider("auto", ())
 """Hermes chooses the provider itself, among its logins."""
@@ -64,6 +64,12 @@ def choose_model(
         if variable := provider.key_in(environ):
             return ModelChoice(_block(provider, provider.model, environ), f"{variable} is set")
     return None
+
+
+def why_demo(environ: Mapping[str, str]) -> str:
+    """Why the demo model answers on loopback, with keys that may be misspelled."""
+    variables = [variable for provider in PROVIDERS for variable in provider.variables]
+    return "; ".join(["no model key is set", *_misspelled(variables, environ)])
 
 
 def demo_choice(base_url: str, source: str = "no model key is set") -> ModelChoice:
@@ -198,19 +204,23 @@ def _block(provider: Provider, model: str, environ: Mapping[str, str]) -> dict[s
     }
 
 
+def _misspelled(variables: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    return [
+        f"{name} is set: did you mean {meant}?"
+        for name, meant in look_alikes(variables, environ).items()
+    ]
+
+
 def _missing_key(
     problem: str, providers: Sequence[Provider], environ: Mapping[str, str]
 ) -> ConfigError:
     """One line: what is missing, what resembles it, and the variables that were looked for."""
     variables = list(dict.fromkeys(v for p in providers for v in p.variables))
-    remarks = [
-        f"{name} is set: did you mean {meant}?"
-        for name, meant in look_alikes(variables, environ).items()
-    ]
+    remarks = _misspelled(variables, environ)
     remarks += [f"{v} is empty" for v in variables if v in environ and not environ[v].strip()]
-    looked_for = f"looked for {', '.join(variables)}"
+    noticed = f" ({'; '.join(remarks)})" if remarks else ""
     return ConfigError(
-        f"{problem}: {'; '.join([*remarks, looked_for])}",
+        f"{problem}{noticed}: looked for {', '.join(variables)}",
         "set one of these keys, or set HERMES_INFERENCE_PROVIDER or HERMES_CUSTOM_BASE_URL"
         " (docs/models.md); MOLECULE_HERMES_DEMO=always asks for the demo model",
     )

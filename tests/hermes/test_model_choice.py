@@ -9,6 +9,7 @@ from molecule_hermes.hermes.model_choice import (
     choose_model,
     demo_choice,
     require_demo_allowed,
+    why_demo,
 )
 from molecule_hermes.hermes.providers import PROVIDERS, Provider
 
@@ -261,3 +262,11 @@ def test_the_demo_model_does_not_stand_in_for_a_missing_key(
 )
 def test_the_demo_model_answers_on_loopback_or_if_it_is_asked_for(environ: dict[str, str]) -> None:
     require_demo_allowed(Settings.from_env(environ), environ)
+
+
+def test_the_demo_model_names_a_misspelled_key() -> None:
+    environ = {"OPENROUTER_KEY": "top-secret", "HOME": "/home/you"}
+    assert why_demo(environ) == (
+        "no model key is set; OPENROUTER_KEY is set: did you mean OPENROUTER_API_KEY?"
+    )
+    assert why_demo({}) == "no model key is set"
