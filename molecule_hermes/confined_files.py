@@ -14,6 +14,8 @@ __all__ = ["ConfinedFileError", "OversizedFileError", "read_below"]
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A named pipe that is opened without O_NONBLOCK waits for a writer.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MAX_NAME = 4096
+"""No path of Linux is longer, and the time to resolve one grows with the square of its length."""
 
 
 class ConfinedFileError(ValueError):
@@ -30,6 +32,8 @@ def read_below(folder: Path, name: str, limit: int) -> bytes:
     Links are followed if they stay inside the folder. The resolved path is then opened step by
     step without following links, so that a link that is made meanwhile does not lead outside.
     """
+    if len(name) > _MAX_NAME or _leaves(name):
+        raise ConfinedFileError("it is not inside the folder")
     try:
         top = folder.resolve()
         path = (top / name.lstrip("/")).resolve()
@@ -42,6 +46,16 @@ def read_below(folder: Path, name: str, limit: int) -> bytes:
         raise ConfinedFileError("it is not a file that can be read") from error
 
 
+def _leaves(name: str) -> bool:
+    """Whether the name leaves the folder, even if it returns: that would tell what is outside."""
+    depth = 0
+    for step in name.split("/"):
+        depth += {"": 0, ".": 0, "..": -1}.get(step, 1)
+        if depth < 0:
+            return True
+    return False
+
+
 def _read(top: Path, inside: Path, limit: int) -> bytes:
     folder = os.open(top, _FOLDER)
     try:
@@ -52,10 +66,13 @@ def _read(top: Path, inside: Path, limit: int) -> bytes:
         descriptor = os.open(inside.name or ".", _FILE, dir_fd=folder)
     finally:
         os.close(folder)
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ConfinedFileError("it is not a regular file")
-        content = file.read(limit + 1)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            content = file.read(limit + 1)
+    finally:
+        os.close(descriptor)
     if len(content) > limit:
         raise OversizedFileError("it is too large")
     return content

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -39,7 +40,17 @@ def test_links_are_followed_inside_only(folder: Path, tmp_path: Path) -> None:
             read_below(folder, name, 100)
 
 
-@pytest.mark.parametrize("name", ["../secret.txt", "a/../../secret.txt", "../missing.txt", "a\0b"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../secret.txt",
+        "a/../../secret.txt",
+        "../missing.txt",
+        "../folder/a/b/file.txt",
+        "a\0b",
+        "a/" * 2_000_000,
+    ],
+)
 def test_a_name_outside_tells_nothing_about_what_is_there(folder: Path, name: str) -> None:
     with pytest.raises(ConfinedFileError, match="not inside the folder"):
         read_below(folder, name, 100)
@@ -50,6 +61,23 @@ def test_only_regular_files_are_read(folder: Path) -> None:
     for name in ("pipe", "a", "", "missing", "a/b/file.txt/more"):
         with pytest.raises(ConfinedFileError):
             read_below(folder, name, 100)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc")
+def test_what_is_not_a_file_is_closed_again(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    before = len(os.listdir("/proc/self/fd"))
+    for name in ("a", "", "pipe") * 10:
+        with pytest.raises(ConfinedFileError):
+            read_below(folder, name, 100)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_sparse_file_of_a_terabyte_is_refused_at_once(folder: Path) -> None:
+    with (folder / "sparse").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(OversizedFileError):
+        read_below(folder, "sparse", 1000)
 
 
 def test_a_large_file_is_refused(folder: Path) -> None:
