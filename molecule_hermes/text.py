@@ -26,10 +26,13 @@ def safe_name(name: str, default: str = "file") -> str:
 
 
 _HTML = re.compile(r"<(?:script|style)\b.*?</(?:script|style)>|<[^>]{0,500}>", re.I | re.S)
+_MAX_PAGE = 16_384
+"""An unclosed tag is searched to the end, so an endless page of them would take hours."""
 
 
 def one_line(text: str) -> str:
-    """One line without the tags of an HTML error page."""
+    """The beginning of the text on one line, without the tags of an HTML error page."""
+    text = text[:_MAX_PAGE]
     if "<" in text:
         text = _HTML.sub(" ", text)
     return " ".join(text.split())
@@ -39,14 +42,33 @@ def shorten(text: str, limit: int = 300) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+# Each pattern begins with fixed words or is bounded: texts from outside may be long.
 _SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), r"\1 ***"),
-    (re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@:]*:[^\s/@]+@"), r"\1***@"),
-    (re.compile(r"\b(?:sk|pk|rk|xox[abprs]|gh[pousr]|hf|gsk|nvapi|AIza)[-_][\w-]{8,}"), "***"),
-    (re.compile(r"\bAIza[\w-]{20,}"), "***"),
+    (re.compile(r"(?i)\b([a-z][a-z0-9+.-]{0,30}://)[^\s/@:]*:[^\s/@]+@"), r"\1***@"),
     (
         re.compile(
-            r"(?i)((?:api[_-]?key|token|secret|password|passwd|authorization)"
+            r"\b(?:c?sk|pk|rk|xox[abprs]|gh[pousr]|github_pat|glpat|hf|gsk|nvapi|xai|pplx|fw|r8|AIza)"
+            r"[-_][\w-]{8,}"
+        ),
+        "***",
+    ),
+    (re.compile(r"\bAIza[\w-]{20,}"), "***"),
+    (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"), "***"),
+    (re.compile(r"\bya29\.[\w-]{8,}"), "***"),
+    # A JSON Web Token.
+    (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"), "***"),
+    # "Incorrect API key provided: 0123", "the API key '0123' is not valid"; a word has no digit.
+    (
+        re.compile(
+            r"(?i)(\bapi[ _-]?key(?: \w{1,20}){0,3}\s?(?:[:=]\s?[\"'`]?|[\"'`]))"
+            r"(?=[^\s\"'`,;}&]{0,100}\d)[^\s\"'`,;}&]{4,}"
+        ),
+        r"\1***",
+    ),
+    (
+        re.compile(
+            r"(?i)((?:api[_-]?key|token|secret|password|passwd|authorization|[?&]key)"
             r"[\"']?\s*[:=]\s*[\"']?)[^\s\"',;}&]{4,}"
         ),
         r"\1***",

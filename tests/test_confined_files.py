@@ -66,11 +66,11 @@ def test_only_regular_files_are_read(folder: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc")
 def test_what_is_not_a_file_is_closed_again(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     for name in ("a", "", "pipe") * 10:
         with pytest.raises(ConfinedFileError):
             read_below(folder, name, 100)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_sparse_file_of_a_terabyte_is_refused_at_once(folder: Path) -> None:

@@ -112,7 +112,7 @@ def _provider_message(error: str) -> str:
     _, dash, quoted = error.partition(" - {")
     try:
         body = ast.literal_eval("{" + quoted) if dash else None
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return error
     detail = body.get("error", body) if isinstance(body, dict) else None
     if not isinstance(detail, dict) or not isinstance(detail.get("message"), str):

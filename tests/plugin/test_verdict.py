@@ -35,6 +35,12 @@ def test_an_answer_with_files_may_have_no_text(text: str, expected: str) -> None
     assert verdict(one)[0] == expected
 
 
+@pytest.mark.parametrize("body", ["{[]: 1}", "{{'error': 1}: 2}", "{{'error': 'x'}}", "{1: " * 500])
+def test_an_error_that_resembles_a_mapping_is_a_failure(body: str) -> None:
+    failure = provider_failure(f"Error code: 400 - {body}", 400)
+    assert failure.kind == "bad_request"
+
+
 @given(st.text(), st.none() | st.integers(100, 599))
 def test_any_error_of_a_provider_is_a_failure(error: str, status: int | None) -> None:
     assert isinstance(provider_failure(error, status), TurnFailure)
