@@ -76,7 +76,16 @@ def _agent_started(given: Mapping[str, Any]) -> Effect:
 
 def _answered(given: Mapping[str, Any]) -> Effect:
     text = str(given.get("assistant_response") or "")
-    return lambda dispatcher, turn: turn.answered(text)
+    written = text.strip() in _last_words(given.get("conversation_history"))
+    return lambda dispatcher, turn: turn.answered(text, written=written)
+
+
+def _last_words(history: object) -> str:
+    """What the model wrote last. An explanation of Hermes's is not in the history
+    (agent/turn_finalizer.py:440)."""
+    last = history[-1] if isinstance(history, list) and history else None
+    words = last.get("content") if isinstance(last, Mapping) else None
+    return words if isinstance(words, str) else ""
 
 
 def _model_called(given: Mapping[str, Any]) -> Effect:

@@ -51,6 +51,8 @@ class Turn:
     agent_ran: bool = False
     answer: str | None = None
     """What the agent ended with (hook post_llm_call)."""
+    written: bool = False
+    """Whether the model itself wrote the answer, so that Hermes has put nothing in its place."""
     reply: str | None = None
     """What Hermes sent as the reply, which may be an apology of its own."""
     failure: TurnFailure | None = None
@@ -85,9 +87,9 @@ class Turn:
         self._draft = object()
         return callback
 
-    def answered(self, text: str) -> None:
+    def answered(self, text: str, *, written: bool = False) -> None:
         """The agent ended with this text."""
-        self.answer, self.failure = text, None
+        self.answer, self.written, self.failure = text, written, None
 
     def model_failed(self, failure: TurnFailure) -> None:
         """A call of the model failed. The turn fails unless a later call succeeds."""

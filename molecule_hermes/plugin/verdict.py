@@ -55,7 +55,7 @@ def _judge(turn: Turn) -> tuple[Final, str]:
     if failure is None and text is not None:
         if _is_silence(text) or (turn.has_files and not text.strip()):
             return Final(usage=turn.usage, silent=True), ""
-        failure = _failure_in_answer(text)
+        failure = _failure_in_answer(text, written=turn.written)
         if failure is None:
             return Final(usage=turn.usage), text
     problem = Problem.of(failure or Interrupted())
@@ -77,10 +77,12 @@ def _failure(turn: Turn) -> TurnFailure | None:
     return None
 
 
-def _failure_in_answer(text: str) -> TurnFailure | None:
-    """The failure that an answer consists of, or ends with."""
+def _failure_in_answer(text: str, *, written: bool) -> TurnFailure | None:
+    """The failure that an answer consists of, or ends with, unless the model wrote it itself."""
     if not text.strip() or text.strip() == _EMPTY:
         return EmptyReply()
+    if written:
+        return None
     head, apology, reason = text.partition(_NO_REPLY)
     if apology and not head.strip():
         return EmptyReply(_first_sentence(reason))

@@ -363,6 +363,20 @@ async def test_each_failure_has_its_kind_and_a_hint(alice: Client, said: str, ki
 
 
 @pytest.mark.feature(Feature.FAILURES)
+async def test_an_answer_that_reads_like_a_failure_is_an_answer(alice: Client) -> None:
+    answers = [
+        "Quota exceeded",
+        "HTTP 429: rate limit reached",
+        "API call failed after 3 retries: Error code: 401",
+        "Sorry, I encountered an error (unauthorized).",
+        "⚠️ No reply: the shop is closed. Come back tomorrow.",
+    ]
+    for answer in answers:
+        turn = await ask(alice, f"demo:say {answer}")
+        assert (turn.states[-1], turn.text) == ("COMPLETED", answer)
+
+
+@pytest.mark.feature(Feature.FAILURES)
 async def test_a_spent_quota_differs_from_a_limit_per_minute(alice: Client) -> None:
     expected = {
         "400: Your credit balance is too low to access the API.": "quota",

@@ -98,6 +98,13 @@ def test_special_answers_are_recognised(text: str, expected: tuple[str, str, str
     assert verdict(one) == expected
 
 
+@pytest.mark.parametrize("text", ["⚠️ No reply: closed. Try.", "It says:\n\n⚠️ No reply: closed."])
+def test_what_the_model_itself_wrote_is_an_answer(text: str) -> None:
+    one = turn()
+    one.answered(text, written=True)
+    assert verdict(one) == ("completed", "", text)
+
+
 @pytest.mark.parametrize(
     ("reply", "ran", "expected"),
     [
