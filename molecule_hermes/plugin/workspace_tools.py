@@ -145,8 +145,7 @@ def _platform() -> ModuleType | None:
         if error.name not in (MODULE, MODULE.partition(".")[0]):
             logger.warning("the workspace's tools are not available: %s", redact(str(error)))
     except (Exception, SystemExit) as error:
-        reason = redact(f"{type(error).__name__}: {error}")
-        logger.warning("the workspace's tools are not available: %s", reason)
+        logger.warning("the workspace's tools are not available: %s", _reason(error))
     return None
 
 
@@ -186,8 +185,7 @@ def _call(function: _Function, arguments: Mapping[str, str], timeout: float) -> 
             loop.call_soon_threadsafe(_cancel_all, loop)
         raise
     if error := outcome.exception():
-        reason = redact(f"{type(error).__name__}: {error}")[:_MAX_ERROR]
-        raise _ToolError(f"it failed: {reason}") from error
+        raise _ToolError(f"it failed: {_reason(error)}") from error
     return outcome.result()
 
 
@@ -205,8 +203,20 @@ def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
         task.cancel()
 
 
+def _reason(error: BaseException) -> str:
+    """The beginning of an error's text. A secret at the end of what is read is not shown."""
+    try:
+        text = str(error)[: 10 * _MAX_ERROR]
+    except Exception:
+        text = "it has no text"
+    return redact(f"{type(error).__name__}: {text}")[:_MAX_ERROR]
+
+
 def _text(result: object) -> str:
-    text = result if isinstance(result, str) else json.dumps(result, default=str)
+    try:
+        text = result if isinstance(result, str) else json.dumps(result, default=str)
+    except Exception as error:  # of any kind: `default` calls methods of the result
+        raise _ToolError("its result is neither text nor JSON") from error
     if len(text) > _MAX_RESULT:
         left_out = len(text) - _MAX_RESULT
         return f"{text[:_MAX_RESULT]}\n[{left_out} more characters are left out]"

@@ -159,6 +159,54 @@ def test_a_failure_is_an_error_text_without_secrets(context: Context) -> None:
     )
 
 
+def _circular() -> object:
+    ring: list[object] = []
+    ring.append(ring)
+    return ring
+
+
+class _Unprintable:
+    def __str__(self) -> str:
+        raise RuntimeError("no text for you, token=tok-0123456789")
+
+
+class _UnprintableError(Exception):
+    __str__ = _Unprintable.__str__
+
+
+def _fails(error: BaseException) -> Callable[[], object]:
+    def function() -> object:
+        raise error
+
+    return function
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (_circular, "its result is neither text nor JSON"),
+        (_Unprintable, "its result is neither text nor JSON"),
+        (lambda: {("a", "b"): 1}, "its result is neither text nor JSON"),
+        (_fails(_UnprintableError()), "it failed: _UnprintableError: it has no text"),
+        (_fails(SystemExit(3)), "it failed: SystemExit: 3"),
+        (_fails(KeyboardInterrupt()), "it failed: KeyboardInterrupt: "),
+        (_fails(asyncio.CancelledError()), "it failed: CancelledError: "),
+        (_fails(ValueError("a." * 10_000_000)), "it failed: ValueError: " + "a." * 244),
+    ],
+)
+def test_whatever_a_tool_does_the_agent_gets_an_error_text(
+    platform: None, monkeypatch: pytest.MonkeyPatch, function: Callable[[], object], expected: str
+) -> None:
+    import molecule_runtime.a2a_tools as platform_tools
+
+    monkeypatch.setattr(platform_tools, "tool_list_peers", function)
+    context = Context()
+    workspace_tools.register(context)
+    error = json.loads(context.call("list_peers"))["error"]
+    assert error == f"workspace_list_peers: {expected}"
+
+
 def test_a_tool_that_blocks_has_a_timeout(platform: None, monkeypatch: pytest.MonkeyPatch) -> None:
     import molecule_runtime.a2a_tools as platform_tools  # type: ignore[import-not-found]
 
