@@ -164,7 +164,7 @@ def _tool(
         return "clarify", asked | ({"choices": choices.split("|")} if choices else {})
     if "call" in directives:
         name, arguments = directives["call"]
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, TypeError):
             return name, dict(json.loads(arguments or "{}"))
     return None
 

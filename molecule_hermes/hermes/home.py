@@ -62,7 +62,7 @@ def read_yaml(path: Path) -> MutableMapping[str, Any]:
         raise StartError(
             f"cannot read {path}: {error.strerror}", "check its permissions"
         ) from error
-    except (YAMLError, UnicodeDecodeError) as error:
+    except (YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise StartError(f"{path} is not valid YAML", "fix it, or move it away") from error
     if not isinstance(config, MutableMapping):
         raise StartError(f"{path} is not a mapping", "fix it, or move it away")

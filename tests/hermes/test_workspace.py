@@ -23,6 +23,11 @@ mcp_servers:
     env: {MODE: "off", TOKEN: "${FILES_TOKEN}"}
   remote: {url: "https://mcp.example/mcp"}
 """
+# Each line holds ten of the line before it: ten million values in all.
+LAUGHS = "a0: &a0 x\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 8)
+)
+LAUGHS += "mcp_servers: {a: {args: *a7}}\n"
 USERS_OWN = """\
 # mine
 mcp_servers:
@@ -99,9 +104,9 @@ def test_a_server_follows_the_workspace_until_the_user_changes_it(
     file.write_text("mcp_servers: {a: {command: one}, b: {command: one}, c: {command: one}}")
     merge_mcp_servers(home, settings)
     home.set_model(demo_choice("http://127.0.0.1:9/v1").block)
-    home.config_file.write_text(
-        home.config_file.read_text().replace("c: {command: one}", "c: {command: mine}")
-    )
+    changed = yaml.safe_load(home.config_file.read_text())
+    changed["mcp_servers"]["c"] = {"command": "mine"}
+    home.config_file.write_text(yaml.safe_dump(changed))
     assert servers_of(home) == {
         "a": {"command": "one"},
         "b": {"command": "one"},
@@ -134,7 +139,12 @@ def test_a_workspace_without_servers_changes_nothing(
         ("mcp_servers: [{url: x}]", "mcp_servers in .*config.yaml is not valid"),
         ("mcp_servers: {a: npx}", "mcp_servers in .*config.yaml is not valid"),
         ("mcp_servers: text", "mcp_servers in .*config.yaml is not valid"),
+        ("mcp_servers: [{name: [1], url: x}]", "mcp_servers in .*config.yaml is not valid"),
+        ("mcp_servers: {a: {url: !tag x}}", "mcp_servers in .*config.yaml is not valid"),
+        ("mcp_servers: {a: {url: !!binary aGk=}}", "mcp_servers in .*config.yaml is not valid"),
+        (LAUGHS, "mcp_servers in .*config.yaml is not valid"),
         ("mcp_servers: {a", "config.yaml is not valid YAML"),
+        ("mcp_servers: {a: " + "{a: " * 3000 + "1" + "}" * 3001, "config.yaml is not valid YAML"),
         ("[]", "config.yaml is not a mapping"),
     ],
 )
