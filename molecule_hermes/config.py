@@ -74,7 +74,7 @@ def _store(value: object) -> object:
 def _ready_budget(value: object) -> object:
     """A bad value must not stop a container whose platform sets it; the default replaces it."""
     try:
-        if 0 < float(str(value)) <= _DAY:
+        if str(value).isascii() and 0 < float(str(value)) <= _DAY:
             return value
     except ValueError:
         pass
@@ -110,6 +110,14 @@ def _default_state_dir() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / (
         "molecule-hermes"
     )
+
+
+# Not `$`: Hermes expands variables in its config.yaml, and the model's name is shown to peers.
+_MODEL_NAME = r"^([A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199})?$"
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
 
 
 _SHOWN = 200
@@ -403,13 +411,15 @@ class Settings(BaseModel):
         "seconds that Hermes has to become ready, up to 86400; any other value is ignored with "
         "a warning",
     )
-    inference_model: str = _known(
+    inference_model: Annotated[str, Field(pattern=_MODEL_NAME)] = _known(
         "HERMES_INFERENCE_MODEL",
         "",
         "the model that Hermes uses; its prefix selects the provider (`docs/models.md`). The "
         "older name HERMES_DEFAULT_MODEL still works",
     )
-    inference_provider: str = _known(
+    inference_provider: Annotated[
+        str, BeforeValidator(_lower), Field(pattern=r"^[a-z0-9._-]{0,64}$")
+    ] = _known(
         "HERMES_INFERENCE_PROVIDER", "", "the provider that Hermes uses, whatever the prefix"
     )
     custom_base_url: Url | None = _known(

@@ -160,7 +160,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
                 for active in list(self._runs.values()):
                     await active.ended.wait()
         except TimeoutError:
-            logger.warning("%d turns did not end within %g s", len(self._runs), timeout)
+            turns = "1 turn" if self.turns == 1 else f"{self.turns} turns"
+            logger.warning("stopping %s that did not end within %g s", turns, timeout)
 
     async def _stop(self, active: ActiveTurn) -> None:
         """Stops the turn. The peer's task ends in time even if Hermes does not stop."""

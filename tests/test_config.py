@@ -63,7 +63,18 @@ def test_a_bad_value_is_reported_with_what_the_variable_takes(
     assert "\n" not in line
 
 
-@pytest.mark.parametrize("value", ["soon", "-1", "0", "nan", "inf", "1e9", "120 s"])
+@pytest.mark.parametrize("name", ["${OPENROUTER_API_KEY}", "a b", "a\nb", "-x", "x" * 201, "ü"])
+def test_a_models_name_holds_nothing_that_hermes_would_expand_or_misread(name: str) -> None:
+    with pytest.raises(ConfigError, match="HERMES_INFERENCE_MODEL"):
+        Settings.from_env({"HERMES_INFERENCE_MODEL": name})
+
+
+def test_a_providers_name_may_have_capitals() -> None:
+    settings = Settings.from_env({"HERMES_INFERENCE_PROVIDER": "OpenRouter"})
+    assert settings.inference_provider == "openrouter"
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "0", "nan", "inf", "1e9", "120 s", "٣"])
 def test_a_bad_ready_budget_is_a_warning_and_the_default_is_used(
     value: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,8 +13,8 @@ from molecule_hermes.hermes.model_choice import ModelChoice
 from molecule_hermes.hermes.providers import HERMES_API_KEY_NOTE, keys_that_are_set
 from molecule_hermes.hermes.workspace import has_mcp_client
 from molecule_hermes.plugin.settings import API_KEY, SECRET
-from molecule_hermes.server.assembly import TransportName
 from molecule_hermes.server.bridge import Bridge
+from molecule_hermes.turns.features import TransportName
 
 __all__ = [
     "Say",

@@ -12,13 +12,13 @@ from molecule_hermes.cli.signals import Signals
 from molecule_hermes.config import Settings
 from molecule_hermes.hermes.credentials import known_credentials
 from molecule_hermes.server.assembly import (
-    TransportName,
     address_of,
     create_transport,
     transport_to_running_hermes,
 )
 from molecule_hermes.server.bridge import Bridge
 from molecule_hermes.storage.state_dir import make_private
+from molecule_hermes.turns.features import TransportName
 
 __all__ = ["serve"]
 

@@ -14,7 +14,7 @@ from molecule_hermes.cli.serve import serve
 from molecule_hermes.cli.signals import Signals
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import AuthFailure, ConfigError, Draining, StartError, TurnFailure
-from molecule_hermes.hermes.api import open_first_session, platform_state
+from molecule_hermes.hermes.api import FirstSession, platform_state
 from molecule_hermes.hermes.credentials import (
     Credentials,
     create_credentials,
@@ -36,10 +36,11 @@ from molecule_hermes.hermes.plugin_setup import enable
 from molecule_hermes.hermes.process import Gateway
 from molecule_hermes.hermes.workspace import merge_mcp_servers
 from molecule_hermes.net.ports import require_free_port
-from molecule_hermes.server.assembly import TransportName, create_transport
+from molecule_hermes.server.assembly import TransportChoice, create_transport
 from molecule_hermes.server.bridge import Bridge
 from molecule_hermes.storage.state_dir import make_private
 from molecule_hermes.transports.base import Transport
+from molecule_hermes.turns.features import TransportName
 
 __all__ = ["up"]
 
@@ -49,7 +50,7 @@ async def up(
     environ: Mapping[str, str],
     say: Say,
     *,
-    transport: TransportName | None = None,
+    transport: TransportChoice | None = None,
     keep_config: bool = False,
 ) -> None:
     """Runs Hermes and the bridge until SIGINT or SIGTERM.
@@ -159,7 +160,7 @@ class _Run:
     signals: Signals
     say: Say
 
-    async def serve(self, transport: TransportName) -> None:
+    async def serve(self, transport: TransportChoice) -> None:
         """With `auto`, a plugin that is not bound is a warning, and chat completions are used."""
         try:
             await self._serve("chat" if transport == "chat" else "plugin", [])
@@ -172,7 +173,7 @@ class _Run:
 
     async def _serve(self, name: TransportName, warnings: list[str]) -> None:
         transport = create_transport(name, self.settings, self.credentials, patient=True)
-        checks = {"gateway": self.gateway.check}
+        checks = {"gateway": self.gateway.check, "session": self._first_session().check}
         demo = self.model.is_demo
         async with contextlib.AsyncExitStack() as stack:
             bridge = await stack.enter_async_context(
@@ -210,7 +211,6 @@ class _Run:
             report = await bridge.health.ready()
             now = time.monotonic()
             if report.ready and (name == "chat" or await self._is_ours()):
-                await open_first_session(self.settings.hermes_api_base, self.credentials.api_key)
                 self.say(f"  Hermes   ready after {now - began:.1f} s")
                 return
             pause = self.gateway.respawn_pause()
@@ -241,6 +241,11 @@ class _Run:
             return True
         state = await self._state()
         return state is not None and state.get("state") == "connected"
+
+    def _first_session(self) -> FirstSession:
+        # Without an API, nobody can open a session in Hermes.
+        has_api = bool(self.gateway.home.read_env().get("API_SERVER_ENABLED"))
+        return FirstSession(self.settings.hermes_api_base, self.credentials.api_key, needed=has_api)
 
     async def _state(self) -> Mapping[str, object] | None:
         return await platform_state(self.settings.hermes_api_base, self.credentials.api_key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 import httpx
 import psutil
 
+from molecule_hermes.errors import Unreachable
 from molecule_hermes.plugin.settings import PLATFORM
 
-__all__ = ["newest_session", "open_first_session", "platform_in", "platform_state"]
+__all__ = ["FirstSession", "newest_session", "platform_in", "platform_state"]
 
 
 async def platform_state(api_base: str, api_key: str) -> Mapping[str, Any] | None:
@@ -50,15 +50,29 @@ def _is_stale(updated_at: str, pid: int) -> bool:
     return datetime.fromisoformat(updated_at).timestamp() < started - 1.0
 
 
-async def open_first_session(api_base: str, api_key: str) -> None:
-    """Creates a session if there is none.
+class FirstSession:
+    """Creates a session in a Hermes that has none.
 
     Hermes appends a note for newcomers to the very first message, which would be a peer's.
     """
-    with contextlib.suppress(httpx.HTTPError, ValueError, AttributeError):
-        async with _client(api_base, api_key) as http:
-            if not (await http.get("/api/sessions")).json().get("data"):
-                await http.post("/api/sessions", json={})
+
+    def __init__(self, api_base: str, api_key: str, *, needed: bool = True) -> None:
+        self._api_base = api_base
+        self._api_key = api_key
+        self._needed = needed
+
+    async def check(self) -> None:
+        """Creates the session on the first call that reaches Hermes. Raises `Unreachable` until
+        then."""
+        if not self._needed:
+            return
+        try:
+            async with _client(self._api_base, self._api_key) as http:
+                if not (await http.get("/api/sessions")).json().get("data"):
+                    (await http.post("/api/sessions", json={})).raise_for_status()
+        except (httpx.HTTPError, ValueError, AttributeError) as error:
+            raise Unreachable("Hermes has no session yet, and its API does not respond") from error
+        self._needed = False
 
 
 async def newest_session(

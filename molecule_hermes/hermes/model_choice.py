@@ -221,6 +221,6 @@ def _missing_key(
     noticed = f" ({'; '.join(remarks)})" if remarks else ""
     return ConfigError(
         f"{problem}{noticed}: looked for {', '.join(variables)}",
-        "set one of these keys, or set HERMES_INFERENCE_PROVIDER or HERMES_CUSTOM_BASE_URL"
-        " (docs/models.md); MOLECULE_HERMES_DEMO=always asks for the demo model",
+        "set one of these keys, or set HERMES_INFERENCE_PROVIDER or HERMES_CUSTOM_BASE_URL for "
+        "another provider (docs/models.md); MOLECULE_HERMES_DEMO=always asks for the demo model",
     )

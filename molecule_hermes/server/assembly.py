@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from molecule_hermes.config import Settings
 from molecule_hermes.hermes.credentials import Credentials
@@ -13,17 +13,19 @@ from molecule_hermes.transports.base import Transport
 from molecule_hermes.transports.chat.transport import ChatTransport
 from molecule_hermes.transports.plugin.transport import PluginTransport
 from molecule_hermes.transports.smoke import SmokeTransport
+from molecule_hermes.turns.features import TransportName
 from molecule_hermes.turns.scheduler import Scheduler
 
 __all__ = [
-    "TransportName",
+    "TransportChoice",
     "address_of",
     "create_transport",
     "executor_options",
     "transport_to_running_hermes",
 ]
 
-TransportName = Literal["plugin", "chat", "auto"]
+TransportChoice: TypeAlias = TransportName | Literal["auto"]
+"""With `auto`, the plugin is used if Hermes has bound it, else chat completions."""
 
 
 def transport_to_running_hermes(settings: Settings) -> TransportName:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +19,8 @@ from tests.support.stack import environment, processes, up
 from tests.support.waiting import until
 from tests.support.workspace_platform import AdapterConfig, Workspace, platform, workspace_file
 
+ROOT = Path(__file__).parents[2]
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -29,11 +33,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def environ(folder: Path) -> AsyncIterator[dict[str, str]]:
     """The environment of the platform's process, while a Hermes runs beside it."""
     (folder / "workspace").mkdir()
+    (folder / "configs").mkdir()
+    servers = {"notes": {"command": sys.executable, "args": ["-m", "tests.support.mcp_notes"]}}
+    servers["notes"]["env"] = {"PYTHONPATH": str(ROOT)}
+    (folder / "configs" / "config.yaml").write_text(json.dumps({"mcp_servers": servers}))
     environ = environment(
         folder / "state",
         MOLECULE_A2A_PLATFORM_SHARED_SECRET="a-shared-secret-of-the-tests",
         MOLECULE_A2A_PLATFORM_CALLBACKS="127.0.0.1",
         API_SERVER_KEY="an-api-key-of-the-tests",
+        WORKSPACE_CONFIG_PATH=str(folder / "configs"),
     )
     async with up(environ):
         yield environ | {
@@ -73,6 +82,14 @@ async def test_two_turns_remember_each_other_without_a_context(
     assert transcript["supported"] is True
     assert transcript["lines"] + rest["lines"] == everything["lines"]
     assert nothing["lines"] == []
+
+
+async def test_the_agent_has_the_tools_of_the_workspaces_mcp_servers(
+    environ: dict[str, str],
+) -> None:
+    async with workspace(environ, "mcp") as running:
+        reply = await running.send('demo:call=mcp_notes_shout {"text": "quince"}')
+    assert "QUINCE" in reply.text
 
 
 async def test_earlier_turns_reach_a_hermes_that_lost_them(environ: dict[str, str]) -> None:

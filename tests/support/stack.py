@@ -111,9 +111,6 @@ async def up(
     try:
         if ready:
             await stack.until_ready()
-            if command == "up":
-                # Hermes's first session, which takes the note for newcomers, exists from here on.
-                await until(lambda: "ready after" in stack.output, READY)
         yield stack
     finally:
         family = (
