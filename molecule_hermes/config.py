@@ -226,6 +226,13 @@ class Settings(BaseModel):
     drain_timeout: Annotated[float, Field(ge=0, le=3600)] = _own(
         "DRAIN_TIMEOUT", 30, "seconds that running turns get to end at shutdown, 0 to 3600"
     )
+    keep_worker: bool = _own(
+        "KEEP_WORKER",
+        False,
+        "true or false: whether Hermes and its turns go on when the bridge ends, because something "
+        "starts the bridge again; `up` then needs MOLECULE_A2A_PLATFORM_SHARED_SECRET and "
+        "API_SERVER_KEY",
+    )
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = _own(
         "MAX_RESTARTS",
         5,
@@ -469,6 +476,15 @@ class Settings(BaseModel):
     @property
     def platform_url(self) -> str:
         return base_url(self.platform_host, self.platform_port)
+
+    def require_lasting_secrets(self) -> None:
+        """Raises `ConfigError` if a kept Hermes could not be reached by the next bridge."""
+        if self.keep_worker and not (self.shared_secret and self.api_server_key):
+            raise ConfigError(
+                "MOLECULE_HERMES_KEEP_WORKER=true needs secrets that the next start knows, too",
+                "set MOLECULE_A2A_PLATFORM_SHARED_SECRET and API_SERVER_KEY, each with at least 16 "
+                "characters",
+            )
 
     @property
     def callback_address(self) -> str:

@@ -17,15 +17,14 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 from a2a.server.agent_execution import AgentExecutor, RequestContext
 from a2a.server.events import EventQueue
-from a2a.server.tasks import TaskUpdater
-from a2a.types import Message, TaskState
+from a2a.types import Message, Task, TaskState
 
 from molecule_hermes.errors import (
     BadRequest,
@@ -41,14 +40,25 @@ from molecule_hermes.errors import (
 from molecule_hermes.protocol import status as updates
 from molecule_hermes.protocol.active_turn import ActiveTurn
 from molecule_hermes.protocol.dialogue import Approvals, Dialogue
-from molecule_hermes.protocol.incoming import Attachments, without_bytes
+from molecule_hermes.protocol.incoming import Attachments, is_whole, without_bytes
 from molecule_hermes.protocol.message_reply import MessageQueue
-from molecule_hermes.protocol.reply import ReplyArtifact
+from molecule_hermes.protocol.recovery import Resumed
+from molecule_hermes.protocol.reply import reply_text
 from molecule_hermes.protocol.states import state_name
+from molecule_hermes.protocol.turn_record import TurnRecord
 from molecule_hermes.telemetry.metrics import Metrics
-from molecule_hermes.transports.base import Transport
-from molecule_hermes.turns.model import Canceled, Completed, End, Failed, Question, Turn, is_last
-from molecule_hermes.turns.run import State
+from molecule_hermes.transports.base import NotSentError, Transport
+from molecule_hermes.turns.model import (
+    Canceled,
+    Completed,
+    End,
+    Failed,
+    Question,
+    Turn,
+    TurnEvent,
+    is_last,
+)
+from molecule_hermes.turns.run import State, TurnRun
 from molecule_hermes.turns.scheduler import Scheduler
 
 __all__ = ["HermesAgentProxyExecutor"]
@@ -57,6 +67,10 @@ logger = logging.getLogger(__name__)
 
 _REJECTED = (BadRequest, Busy, Draining, QuotaExceeded, TooLarge)
 """Failures that mean REJECTED for a turn that Hermes never got; after that they are its own."""
+
+
+_LEAST_SECONDS = 10.0
+"""What a turn that is resumed gets at least: its end may be waiting in Hermes."""
 
 
 class HermesAgentProxyExecutor(AgentExecutor):
@@ -125,7 +139,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         if active is None:
             active = await self._begin(context, event_queue)
         else:
-            active.updater.event_queue = event_queue
+            active.queue.inner = event_queue
             await self._dialogue.take_answer(active, context)
         try:
             while not active.resting.is_set():  # a question may be settled before this wakes up
@@ -144,11 +158,50 @@ class HermesAgentProxyExecutor(AgentExecutor):
         if active := self._runs.get(context.task_id or ""):
             await self._stop(active)
 
-    async def drain(self, timeout: float) -> None:
-        """Refuses new turns, gives running ones `timeout` seconds to end, and stops the rest."""
+    def resume(self, task: Task, record: TurnRecord, event_queue: EventQueue, peer: str) -> Resumed:
+        """Goes on with the turn of a task that an earlier bridge has left."""
+        message = task.history[0] if task.history else None
+        turn = Turn(
+            record.message_id,
+            peer,
+            task.context_id,
+            task.id,
+            text="",
+            a2a_message_id=message.message_id if message is not None else "",
+            system_prompt=self._system_prompt,
+        )
+        if message is not None:
+            turn = self._complete(turn, message)
+        active = ActiveTurn.create(
+            turn,
+            event_queue,
+            seconds=max(_LEAST_SECONDS, record.seconds_left),
+            accepted=record.accepted,
+            text=reply_text(task),
+        )
+        active.queue.seq, active.sent = record.place.seq, record.sent
+        active.began -= max(0.0, time.time() - record.began)
+        if record.first_text is not None:
+            active.first_text = active.began + record.first_text
+        resumed = Resumed(task, record)
+        self._start(active, self._resume(active, resumed, message))
+        return resumed
+
+    async def drain(self, timeout: float, *, leave: bool = False) -> None:
+        """Refuses new turns, gives running ones `timeout` seconds to end, and stops the rest.
+
+        With `leave`, the rest goes on in Hermes, and another bridge resumes it.
+        """
+        queued = [a for a in self._runs.values() if a.run.state is State.QUEUED]
+        for active in queued if leave else ():
+            active.queue.leave()
         self._scheduler.close()
         await self._all_ended(timeout)
         left = list(self._runs.values())
+        if leave:
+            self._transport.leave_turns()
+            await asyncio.gather(*map(self._leave, left))
+            return
         for active in left:
             failure = active.interrupted("the agent was shut down during the turn")
             active.run.request_stop(Failed(failure))
@@ -162,6 +215,10 @@ class HermesAgentProxyExecutor(AgentExecutor):
         except TimeoutError:
             turns = "1 turn" if self.turns == 1 else f"{self.turns} turns"
             logger.warning("stopping %s that did not end within %g s", turns, timeout)
+
+    async def _leave(self, active: ActiveTurn) -> None:
+        active.queue.leave()
+        await active.abandon()
 
     async def _stop(self, active: ActiveTurn) -> None:
         """Stops the turn. The peer's task ends in time even if Hermes does not stop."""
@@ -185,23 +242,28 @@ class HermesAgentProxyExecutor(AgentExecutor):
         turn = replace(_turn(context), system_prompt=self._system_prompt)
         if context.message is not None:
             turn = self._complete(turn, context.message)
-        updater = TaskUpdater(event_queue, turn.task_id, turn.context_id)
-        deadline = asyncio.timeout(self._turn_timeout)
         config = context.configuration
         accepted = tuple(config.accepted_output_modes) if config is not None else ()
-        active = ActiveTurn(turn, updater, ReplyArtifact(updater), deadline, accepted)
-        self._runs[turn.task_id] = active
+        active = ActiveTurn.create(turn, event_queue, seconds=self._turn_timeout, accepted=accepted)
+        self._register(active)
         if context.current_task is None:
             kept = without_bytes(context.message) if context.message is not None else None
-            await event_queue.enqueue_event(updates.submitted(turn, kept))
-        active.task = asyncio.create_task(
-            self._conduct(active, context), name=f"turn:{turn.message_id}"
-        )
+            await active.queue.enqueue_event(updates.submitted(turn, kept))
+        self._start(active, self._run(active, context))
         return active
 
-    async def _conduct(self, active: ActiveTurn, context: RequestContext) -> None:
+    def _register(self, active: ActiveTurn) -> None:
+        self._runs[active.turn.task_id] = active
+        active.queue.describe = lambda seq: active.record(self._transport.place(active.turn), seq)
+
+    def _start(self, active: ActiveTurn, work: Coroutine[Any, Any, End]) -> None:
+        self._register(active)
+        conducting = self._conduct(active, self._bounded(active, work))
+        active.task = asyncio.create_task(conducting, name=f"turn:{active.turn.message_id}")
+
+    async def _conduct(self, active: ActiveTurn, work: Coroutine[Any, Any, End]) -> None:
         try:
-            await self._end(active, await self._run(active, context))
+            await self._end(active, await work)
         except Exception:
             logger.exception("the end of turn %s could not be stored", active.turn.message_id)
         finally:
@@ -215,13 +277,48 @@ class HermesAgentProxyExecutor(AgentExecutor):
                 await asyncio.wait({active.expiry})
 
     async def _run(self, active: ActiveTurn, context: RequestContext) -> End:
+        _refuse_an_orphaned_answer(context)
+        self._admit(active.turn.peer)
+        return await self._read_and_schedule(active, context.message)
+
+    async def _read_and_schedule(self, active: ActiveTurn, message: Message | None) -> End:
+        text, files = await self._attachments.read(message, active.turn.peer)
+        active.turn = replace(active.turn, text=text, attachments=files)
+        return await self._schedule(active)
+
+    async def _resume(self, active: ActiveTurn, resumed: Resumed, message: Message | None) -> End:
+        try:
+            if active.sent:
+                with contextlib.suppress(NotSentError):
+                    return await self._attach(active, resumed)
+            if message is None or not is_whole(message):
+                gone = "the agent was restarted before the turn began, and the files are gone"
+                raise Interrupted.before_it_began(gone)
+        finally:
+            resumed.settle()
+        return await self._read_and_schedule(active, message)
+
+    async def _attach(self, active: ActiveTurn, resumed: Resumed) -> End:
+        turn, record = active.turn, resumed.record
+        async with self._scheduler.enter(
+            turn.conversation, turn.peer, turn.size, runs=True
+        ) as active.slot:
+            if not await active.slot.wait():
+                return Canceled()
+            attached = await self._transport.attach(turn, record.place)
+            active.run = TurnRun.resumed()
+            resumed.settle()
+            async with aclosing(attached.events) as events:
+                if resumed.asks:
+                    unsure = resumed.answer(attached.questions)
+                    await self._dialogue.restore(active, resumed.asks, record.expires_at, unsure)
+                return await self._follow(active, events)
+
+    async def _bounded(self, active: ActiveTurn, work: Coroutine[Any, Any, End]) -> End:
+        """The turn's end, whatever happens to the work."""
         try:
             async with active.deadline, active.reply:
-                _refuse_an_orphaned_answer(context)
-                self._admit(active.turn.peer)
-                text, files = await self._attachments.read(context.message, active.turn.peer)
-                active.turn = replace(active.turn, text=text, attachments=files)
-                return await self._schedule(active)
+                return await work
         except TimeoutError:
             if active.run.stop:
                 return Canceled()
@@ -242,6 +339,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
                 await updates.waiting(active.updater, *self._asking_before(turn))
             if not await active.slot.wait():
                 return Canceled()
+            # Stored before the message is sent: another bridge must not send it again.
+            active.sent = not active.run.stop
             await updates.working(active.updater)
             return Canceled() if active.run.stop else await self._forward(active)
 
@@ -265,10 +364,13 @@ class HermesAgentProxyExecutor(AgentExecutor):
     async def _forward(self, active: ActiveTurn) -> End:
         active.run.send()
         async with aclosing(self._transport.run(active.turn)) as events:
-            async for event in events:
-                await self._dialogue.show(active, event)
-                if is_last(event):
-                    return event
+            return await self._follow(active, events)
+
+    async def _follow(self, active: ActiveTurn, events: AsyncGenerator[TurnEvent, None]) -> End:
+        async for event in events:
+            await self._dialogue.show(active, event)
+            if is_last(event):
+                return event
         raise Interrupted("the transport ended without a result")
 
     async def _end(self, active: ActiveTurn, last: End) -> None:

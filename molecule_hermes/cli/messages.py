@@ -20,6 +20,7 @@ __all__ = [
     "Say",
     "introduce",
     "ready",
+    "report_kept_worker",
     "report_mcp_servers",
     "stopping",
     "warn_of_unknown_variables",
@@ -61,6 +62,16 @@ def report_mcp_servers(names: Sequence[str], say: Say) -> None:
     if names and not has_mcp_client():
         say("  warning  Hermes ignores MCP servers: its environment has no package `mcp`; install")
         say("           molecule-hermes[mcp]")
+
+
+def report_kept_worker(
+    settings: Settings, adopted: int | None, model: ModelChoice, say: Say
+) -> None:
+    """What MOLECULE_HERMES_KEEP_WORKER does at this start."""
+    if adopted is not None:
+        say(f"  Hermes   runs already (process {adopted}); its turns go on")
+    if settings.keep_worker and model.is_demo:
+        say("  warning  the demo model ends with the bridge: turns that need it meanwhile fail")
 
 
 def _isolation(settings: Settings) -> str:

@@ -8,7 +8,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from molecule_hermes.cli.messages import Say, introduce, ready, report_mcp_servers, stopping
+from molecule_hermes.cli.messages import (
+    Say,
+    introduce,
+    ready,
+    report_kept_worker,
+    report_mcp_servers,
+    stopping,
+)
 from molecule_hermes.cli.progress import INTERVAL, progress
 from molecule_hermes.cli.serve import serve
 from molecule_hermes.cli.signals import Signals
@@ -61,6 +68,7 @@ async def up(
         await serve(settings, environ, say)
         return
     settings.require_safe_exposure()
+    settings.require_lasting_secrets()
     make_private(settings.state_dir)
     transport = transport or ("chat" if settings.platform_enabled is False else "plugin")
     home = HermesHome(settings.home)
@@ -68,7 +76,7 @@ async def up(
     async with contextlib.AsyncExitStack() as stack:
         signals = stack.enter_context(Signals())
         gateway.require_alone()
-        _require_free_ports(settings)
+        _require_free_ports(settings, adopted=gateway.adoptable is not None)
         home.create()
         stack.enter_context(home.held())
         model, is_users = await _choose_model(home, settings, environ, stack, keep_config)
@@ -81,10 +89,13 @@ async def up(
             servers = merge_mcp_servers(home, settings)
         introduce(settings, environ, model, home, say)
         report_mcp_servers(servers, say)
+        report_kept_worker(settings, gateway.adoptable, model, say)
         gateway.handover = create_handover(settings, credentials, environ)
         await stack.enter_async_context(gateway)
         run = _Run(settings, environ, model, credentials, gateway, signals, say)
         await run.serve(transport)
+        if settings.keep_worker:
+            say(f"Hermes goes on (process {gateway.pid}); the next `up` adopts it")
         async with progress(say, "stopping Hermes"):
             await stack.aclose()
 
@@ -94,16 +105,18 @@ def _gateway(home: HermesHome, settings: Settings, environ: Mapping[str, str], s
         home,
         settings.state_dir / "hermes-gateway.log",
         environ=environ,
+        keep=settings.keep_worker,
         max_restarts=settings.max_restarts,
         restart_window=settings.restart_window,
         on_change=say,
     )
 
 
-def _require_free_ports(settings: Settings) -> None:
+def _require_free_ports(settings: Settings, *, adopted: bool) -> None:
     host, port = api_address(settings)
     require_free_port(settings.host, settings.port, "MOLECULE_HERMES_PORT", "8001")
-    require_free_port(host, port, "HERMES_API_BASE", f"http://127.0.0.1:{port + 1}/v1")
+    if not adopted:
+        require_free_port(host, port, "HERMES_API_BASE", f"http://127.0.0.1:{port + 1}/v1")
 
 
 async def _choose_model(

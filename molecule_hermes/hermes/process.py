@@ -16,6 +16,7 @@ from typing import Self
 from molecule_hermes.backoff import Backoff
 from molecule_hermes.errors import StartError, TurnFailure, Unreachable
 from molecule_hermes.hermes.credentials import public_environment
+from molecule_hermes.hermes.detached import DetachedProcess
 from molecule_hermes.hermes.gateway_log import GatewayLog
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.process_tree import (
@@ -52,7 +53,9 @@ Check = Callable[[], Awaitable[None]]
 class Gateway:
     """The `hermes gateway` process: started on enter, restarted when it dies, stopped on exit.
 
-    `on_change` receives a line for the terminal whenever Hermes is restarted.
+    With `keep`, it is not stopped on exit, nor when this process is killed, and one that runs
+    already is adopted on enter. `on_change` receives a line for the terminal whenever Hermes is
+    restarted.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Gateway:
         environ: Mapping[str, str],
         handover: Handover | None = None,
         command: Sequence[str] = COMMAND,
+        keep: bool = False,
         max_restarts: int = 5,
         restart_window: float = 300.0,
         stop_timeout: float = 10.0,
@@ -76,6 +80,7 @@ class Gateway:
         self.handover = handover or Handover()
         """Sent to each new process over its standard input."""
         self._command = command
+        self._keep = keep
         self._max_restarts = max_restarts
         self._restart_window = restart_window
         self._stop_timeout = stop_timeout
@@ -89,7 +94,7 @@ class Gateway:
         self.has_served = False
         """Whether Hermes was able to serve turns, so that a later failure may be temporary."""
         self._deaths: deque[float] = deque()
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: asyncio.subprocess.Process | DetachedProcess | None = None
         self._respawn: RespawnWatch | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._stack = contextlib.ExitStack()
@@ -130,9 +135,14 @@ class Gateway:
         if self._supervisor is not None:
             await asyncio.shield(self._supervisor)
 
+    @property
+    def adoptable(self) -> int | None:
+        """The process id of a running gateway that this one would adopt."""
+        return self.home.running_gateway() if self._keep else None
+
     def require_alone(self) -> None:
         """Raises `StartError` if a gateway already runs on this folder; a second one would exit."""
-        if pid := self.home.running_gateway():
+        if (pid := self.home.running_gateway()) and not self._keep:
             raise StartError(
                 f"a Hermes gateway (pid {pid}) already runs on {self.home.path}",
                 f"stop it (kill {supervisor_of(pid)}), use it with `molecule-hermes serve`, "
@@ -141,9 +151,12 @@ class Gateway:
 
     async def __aenter__(self) -> Self:
         self.require_alone()
-        await asyncio.to_thread(kill_leftovers, self.home)
         self._stack.enter_context(self._log)
-        await self._start()
+        if pid := self.adoptable:
+            self._process = DetachedProcess(pid)
+        else:
+            await asyncio.to_thread(kill_leftovers, self.home)
+            await self._start()
         self._supervisor = asyncio.create_task(self._supervise(), name="hermes-supervisor")
         return self
 
@@ -152,21 +165,31 @@ class Gateway:
             self._supervisor.cancel()
             with contextlib.suppress(asyncio.CancelledError, StartError):
                 await self._supervisor
-        await self._stop()
+        if not self._keep:
+            await self._stop()
         self._stack.close()
 
     async def _start(self) -> None:
         environ = public_environment(self._environ)
+        environ |= _no_proxy_for_loopback(environ)
+        environ |= {"HERMES_HOME": str(self.home.path), "PYTHONUNBUFFERED": "1"}
         self._respawn = RespawnWatch(self.home)
         await asyncio.to_thread(self._log.mark_start)
+        if self._keep:
+            self._process = await DetachedProcess.start(
+                self._command,
+                stdin=self.handover.to_bytes(),
+                stdout=self._log.file,
+                env=environ,
+                cwd=self.home.path,
+            )
+            return
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=self._log.file,
             stderr=asyncio.subprocess.STDOUT,
-            env=environ
-            | _no_proxy_for_loopback(environ)
-            | {"HERMES_HOME": str(self.home.path), "PYTHONUNBUFFERED": "1"},
+            env=environ,
             cwd=self.home.path,
             # In its own session, so that Ctrl-C in a terminal reaches only the bridge, which then
             # stops Hermes in order.
@@ -213,7 +236,7 @@ class Gateway:
             self.restarts += 1
             await self._start()
 
-    async def _wait_for_end(self, process: asyncio.subprocess.Process) -> None:
+    async def _wait_for_end(self, process: asyncio.subprocess.Process | DetachedProcess) -> None:
         """Waits for the end of the process, and kills one that no longer gets to serve turns.
 
         Hermes keeps running without a platform whose port was in use.

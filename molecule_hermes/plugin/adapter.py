@@ -42,6 +42,7 @@ from molecule_hermes.plugin.files import (
 from molecule_hermes.plugin.hardening import forbid_inspection
 from molecule_hermes.plugin.hermes_api import current_message_id
 from molecule_hermes.plugin.hooks import Effect, Hooks
+from molecule_hermes.plugin.journal import Journals
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Outbox
 from molecule_hermes.plugin.settings import PLATFORM, SECRETS, PluginSettings
@@ -88,8 +89,10 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
             hermes_api.report_fatal(self, "config", str(error))
             return False
         self._loop = asyncio.get_running_loop()
-        self._outbox = Outbox(secret=settings.secret, retry_for=settings.retry_for)
-        ledger = Ledger(max_chats=settings.max_chats, max_waiting=settings.max_waiting)
+        journals = Journals(keep_for=settings.journal_for, max_bytes=settings.journal_bytes)
+        self._outbox = Outbox(journals, secret=settings.secret)
+        bounds = {"max_chats": settings.max_chats, "max_waiting": settings.max_waiting}
+        ledger = Ledger(journals, **bounds)
         self._dispatcher = Dispatcher(self, ledger, self._outbox)
         if not await self._listen(settings):
             return False

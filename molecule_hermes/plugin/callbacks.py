@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from molecule_hermes.text import is_loopback
-from molecule_hermes.wire import Inbound
 
 __all__ = [
     "CallbackRefusedError",
@@ -52,9 +51,9 @@ def require_allowed(url: str, callbacks: Sequence[str]) -> None:
         raise CallbackRefusedError("the callback address is not allowed")
 
 
-def require_same_bridge(inbound: Inbound, bridge: str) -> None:
+def require_same_bridge(sender: str, bridge: str) -> None:
     """Raises `OtherBridgeError` if the message came from a bridge with another name."""
-    if inbound.bridge and not hmac.compare_digest(inbound.bridge.encode(), bridge.encode()):
+    if sender and not hmac.compare_digest(sender.encode(), bridge.encode()):
         raise OtherBridgeError("the message was sent by another bridge")
 
 

@@ -18,6 +18,7 @@ from molecule_hermes.keyed_tasks import KeyedTasks
 from molecule_hermes.plugin.callbacks import require_same_bridge
 from molecule_hermes.plugin.files import remove
 from molecule_hermes.plugin.hermes_api import State
+from molecule_hermes.plugin.journal import Journal
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Outbox
 from molecule_hermes.plugin.turn import Question, Turn
@@ -26,6 +27,7 @@ from molecule_hermes.text import redact
 from molecule_hermes.wire import (
     Answer,
     Approval,
+    Attach,
     Body,
     Callback,
     Clarify,
@@ -104,11 +106,38 @@ class Dispatcher:
     def knows(self, message_id: str) -> bool:
         return self._ledger.knows(message_id)
 
+    def attach(self, attach: Attach) -> dict[str, object]:
+        """Has a message's callbacks sent to another address. Returns the state of its turn."""
+        journal = self._ledger.journals.find(attach.message_id)
+        if journal is None:
+            raise NotFoundError("no such message is known")
+        require_same_bridge(journal.bridge, attach.bridge)
+        self._outbox.attach(journal, attach.callback_url, attach.after)
+        return self._describe(journal)
+
+    def turns(self) -> list[dict[str, object]]:
+        """The messages that wait, run, or have ended and are still known."""
+        return [self._describe(journal) for journal in self._ledger.journals]
+
+    def _describe(self, journal: Journal) -> dict[str, object]:
+        turn = self._ledger.find(journal.message_id)
+        asked = turn.questions.values() if turn else ()
+        questions = [question.question_id for question in asked if not question.answer]
+        state = "ended" if turn is None else "running" if turn.started else "waiting"
+        return {
+            "message_id": journal.message_id,
+            "chat_id": journal.chat_id,
+            "state": "asking" if questions else state,
+            "seq": journal.last_seq,
+            "acknowledged": journal.acknowledged,
+            "questions": questions,
+        }
+
     def cancel(self, message_id: str, bridge: str = "") -> None:
         turn = self._ledger.find(message_id)
         if turn is None:
             raise NotFoundError("no such message is waiting or running")
-        require_same_bridge(turn.inbound, bridge)
+        require_same_bridge(turn.inbound.bridge, bridge)
         if turn.canceled:
             return
         turn.canceled = True
@@ -122,20 +151,31 @@ class Dispatcher:
 
     def answer(self, answer: Answer) -> None:
         turn = self._ledger.find(answer.message_id)
-        question = turn.questions.get(answer.question_id) if turn else None
-        if turn is None or question is None or question.answer:
+        if turn is None:
             raise NotFoundError("no such question is open")
-        require_same_bridge(turn.inbound, answer.bridge)
+        require_same_bridge(turn.inbound.bridge, answer.bridge)
+        # A bridge that was restarted repeats an answer that may not have arrived.
+        if turn.answers.get(answer.question_id) == answer.answer:
+            return
+        question = turn.questions.get(answer.question_id)
+        if question is None or question.answer:
+            raise NotFoundError("no such question is open")
         if not question.approval:
             del turn.questions[question.question_id]
             if not self._gateway.clarify(question.question_id, answer.answer):
                 raise NotFoundError("the question is no longer open")
+            self._answered(turn, question, answer.answer)
             return
         if answer.answer not in question.choices:
             raise NotAChoiceError(f"the answer must be one of {', '.join(question.choices)}")
         question.answer = answer.answer
         if not self._settle(turn):
             raise NotFoundError("the question is no longer open")
+        self._answered(turn, question, answer.answer)
+
+    def _answered(self, turn: Turn, question: Question, answer: str) -> None:
+        turn.answers[question.question_id] = answer
+        self.emit(turn, turn.callback(Notice(withdraws=question.question_id, answer=answer)))
 
     # Called for what Hermes does.
 
@@ -285,7 +325,7 @@ class Dispatcher:
         return True
 
     def _post(self, turn: Turn, callback: Callback) -> None:
-        self._outbox.put(turn.inbound.callback_url, callback, turn.numbers)
+        self._outbox.put(turn.journal, callback)
 
 
 def _approvals(turn: Turn) -> Iterator[Question]:

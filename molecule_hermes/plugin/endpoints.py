@@ -14,12 +14,15 @@ from molecule_hermes.plugin.callbacks import ForbiddenError, require_allowed
 from molecule_hermes.plugin.dispatcher import Dispatcher, NotAChoiceError, NotFoundError
 from molecule_hermes.wire import (
     ANSWER_PATH,
+    ATTACH_PATH,
     CANCEL_PATH,
     CHECK_PATH,
     HEALTH_PATH,
     INBOUND_PATH,
     SECRET_HEADER,
+    TURNS_PATH,
     Answer,
+    Attach,
     Cancel,
     Check,
     Inbound,
@@ -43,6 +46,8 @@ def application(
     app.router.add_post(CANCEL_PATH, endpoints.cancel)
     app.router.add_post(ANSWER_PATH, endpoints.answer)
     app.router.add_post(CHECK_PATH, endpoints.check)
+    app.router.add_post(ATTACH_PATH, endpoints.attach)
+    app.router.add_get(TURNS_PATH, endpoints.turns)
     return app
 
 
@@ -78,6 +83,16 @@ class _Endpoints:
     async def answer(self, request: web.Request) -> web.Response:
         self._dispatcher.answer(Answer.parse(await request.read()))
         return web.json_response({"ok": True})
+
+    async def attach(self, request: web.Request) -> web.Response:
+        attach = Attach.parse(await request.read())
+        require_allowed(attach.callback_url, self._callbacks)
+        turn = self._dispatcher.attach(attach)
+        return web.json_response({"ok": True, "instance": self._dispatcher.instance, **turn})
+
+    async def turns(self, request: web.Request) -> web.Response:
+        body = {"ok": True, "instance": self._dispatcher.instance}
+        return web.json_response({**body, "turns": self._dispatcher.turns()})
 
     async def check(self, request: web.Request) -> web.Response:
         require_allowed(Check.parse(await request.read()).callback_url, self._callbacks)

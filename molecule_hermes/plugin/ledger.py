@@ -9,6 +9,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from molecule_hermes.errors import Busy
+from molecule_hermes.plugin.journal import Journals
 from molecule_hermes.plugin.turn import Turn
 from molecule_hermes.wire import Inbound
 
@@ -33,12 +34,14 @@ class Ledger:
 
     def __init__(
         self,
+        journals: Journals | None = None,
         *,
         max_chats: int = 1024,
         max_waiting: int = 64,
         max_bytes: int = 256 * 2**20,
         remember: int = 4096,
     ) -> None:
+        self.journals = Journals() if journals is None else journals
         self._max_chats = max_chats
         self._max_waiting = max_waiting
         self._max_bytes = max_bytes
@@ -62,7 +65,8 @@ class Ledger:
             raise Busy("too many messages wait in this conversation")
         if self._turns and self._bytes + _size(inbound) > self._max_bytes:
             raise Busy("too many large messages wait")
-        turn = Turn(inbound)
+        ids = (message_id, inbound.chat_id)
+        turn = Turn(inbound, self.journals.begin(*ids, inbound.callback_url, inbound.bridge))
         chat.waiting.append(turn)
         self._turns[message_id] = turn
         self._bytes += _size(inbound)

@@ -41,7 +41,8 @@ _NUMBERS = (
     "max_chats",
     "max_threads",
     "max_waiting",
-    "retry_for",
+    "journal_for",
+    "journal_bytes",
     "flush_for",
 )
 
@@ -67,7 +68,10 @@ class PluginSettings:
     max_chats: int = 1024
     max_threads: int = 10
     max_waiting: int = 64
-    retry_for: float = 60.0
+    journal_for: float = 3600.0
+    """Seconds for which an ended turn can be attached to, after a bridge has acknowledged it."""
+    journal_bytes: int = 64 * 2**20
+    """Bytes of all turns that can be attached to."""
     flush_for: float = 4.0
 
     @classmethod

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from molecule_hermes.errors import TurnFailure
+from molecule_hermes.plugin.journal import Journal
 from molecule_hermes.wire import Body, Callback, Delta, Inbound, Usage
 
 __all__ = ["Question", "Turn"]
@@ -32,11 +31,11 @@ class Turn:
     """A message from its arrival to its final."""
 
     inbound: Inbound
+    journal: Journal = field(default_factory=lambda: Journal("", "", ""))
+    """What the bridge is told of it. The ledger keeps it."""
     session_key: str = ""
     began: float = 0.0
     """When Hermes got the message, in seconds since 1970."""
-    numbers: Iterator[int] = field(default_factory=itertools.count)
-    """The `seq` of its callbacks."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     files: list[Path] = field(default_factory=list)
     """Attachments that were saved for the agent and are removed at the end."""
@@ -45,6 +44,8 @@ class Turn:
     refused: list[str] = field(default_factory=list)
     """Why files of the answer did not reach the peer."""
     questions: dict[str, Question] = field(default_factory=dict)
+    answers: dict[str, str] = field(default_factory=dict)
+    """By question: what the peer answered."""
     started: bool = False
     canceled: bool = False
     interrupted: bool = False
@@ -102,11 +103,12 @@ class Turn:
             self.usage = (self.usage or Usage()) + usage
 
     def forget(self) -> None:
-        """Keeps only what a push needs: the names, the address and the counter."""
+        """Keeps only what a push needs: the names and the journal."""
         self.inbound = replace(self.inbound, content="", attachments=(), system_prompt="")
         self.answer = self.reply = None
         self._streamed = ""
         self.questions.clear()
+        self.answers.clear()
 
 
 def _encodable(text: str) -> str:

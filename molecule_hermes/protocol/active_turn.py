@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
+from a2a.server.events import EventQueue
 from a2a.server.tasks import TaskUpdater
 
 from molecule_hermes.errors import Interrupted
 from molecule_hermes.protocol import status as updates
 from molecule_hermes.protocol.output_modes import accepts
 from molecule_hermes.protocol.reply import ReplyArtifact
+from molecule_hermes.protocol.turn_queue import TurnQueue
+from molecule_hermes.protocol.turn_record import TurnRecord
 from molecule_hermes.turns.model import (
     FileProduced,
     Notice,
+    Place,
     Question,
     TextDelta,
     ToolProgress,
@@ -32,12 +37,15 @@ class ActiveTurn:
     """A turn from its Task to its terminal state."""
 
     turn: Turn
+    queue: TurnQueue
     updater: TaskUpdater
     reply: ReplyArtifact
     deadline: asyncio.Timeout
     accepted: tuple[str, ...] = ()
     """The media types that the peer accepts; empty if it accepts everything."""
     run: TurnRun = field(default_factory=TurnRun)
+    sent: bool = False
+    """Whether Hermes has, or may have, the message."""
     task: asyncio.Task[None] | None = None
     slot: Slot | None = None
     showing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -53,6 +61,45 @@ class ActiveTurn:
     first_text: float | None = None
     _time_left: float = 0.0
 
+    @classmethod
+    def create(
+        cls,
+        turn: Turn,
+        event_queue: EventQueue,
+        *,
+        seconds: float,
+        accepted: tuple[str, ...] = (),
+        text: str = "",
+    ) -> Self:
+        """A turn with that many seconds left. `text` is what the peer has of the reply already."""
+        queue = TurnQueue(event_queue)
+        updater = TaskUpdater(queue, turn.task_id, turn.context_id)
+        reply = ReplyArtifact(updater, text=text, on_flush=queue.advance)
+        return cls(turn, queue, updater, reply, asyncio.timeout(seconds), accepted)
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the turn's time limit; the clock stands still while a question waits."""
+        if self.run.question is not None:
+            return self._time_left
+        return max(0.0, (self.deadline.when() or _now()) - _now())
+
+    def record(self, place: Place, seq: int) -> TurnRecord:
+        """What another bridge needs to go on with the turn."""
+        age = time.monotonic() - self.began
+        first = self.first_text - self.began if self.first_text is not None else None
+        return TurnRecord(
+            message_id=self.turn.message_id,
+            place=replace(place, seq=seq),
+            sent=self.sent,
+            began=time.time() - age,
+            seconds_left=self.seconds_left,
+            first_text=first,
+            accepted=self.accepted,
+            question=self.run.question,
+            expires_at=self.expires_at,
+        )
+
     def interrupted(self, message: str) -> Interrupted:
         if self.run.state is State.QUEUED:
             return Interrupted.before_it_began(message)
@@ -62,12 +109,15 @@ class ActiveTurn:
         """Shows the peer an event that is not a question."""
         if isinstance(event, TextDelta):
             self.first_text = self.first_text or time.monotonic()
-            await self.reply.add(event.text, replace=event.replace)
+            await self.reply.add(event.text, replace=event.replace, seq=event.seq)
             return
         await self.reply.flush()
+        self.queue.advance(event.seq)
         match event:
             case ToolProgress():
                 await updates.tool(self.updater, event)
+            case Notice(text=""):
+                pass  # it only settles a question
             case Notice():
                 await updates.notice(self.updater, event)
             case FileProduced():

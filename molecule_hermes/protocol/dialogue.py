@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from a2a.server.agent_execution import RequestContext
+from a2a.types import Message
 
 from molecule_hermes.errors import Busy, TurnFailure
 from molecule_hermes.protocol import status as updates
@@ -48,7 +49,7 @@ class Dialogue:
         """Shows the peer an event of Hermes, after those that wait behind a question."""
         active.run.receive(event)
         if isinstance(event, Notice) and event.withdraws:
-            await self._withdraw(active, event.withdraws)
+            await self._withdraw(active, event)
         elif is_last(event) and active.run.question is not None:
             active.settle(active.run.question)
         await self._show_pending(active)
@@ -57,7 +58,8 @@ class Dialogue:
         """Takes the peer's next message on the task as the answer to the open question."""
         async with active.showing:
             if active.run.question is not None:
-                await self._pass_on(active, active.run.question, context)
+                seen = asked_in(context.current_task) if context.current_task else ""
+                await self._pass_on(active, active.run.question, context.message, seen)
             elif not active.run.ended:
                 data = {"answer": "not taken"}
                 await updates.working(active.updater, "no question is waiting for an answer", data)
@@ -73,6 +75,7 @@ class Dialogue:
 
     async def _ask(self, active: ActiveTurn, question: Question) -> None:
         await active.reply.flush()
+        active.queue.advance(question.seq)
         if active.run.asks_no_more:
             return
         if not self._asks:
@@ -88,7 +91,8 @@ class Dialogue:
         except Busy as busy:
             await self._refuse(active, question, busy.message)
             return
-        active.expiry = asyncio.create_task(self._expire(active, question), name="question-expiry")
+        expiring = self._expire(active, question, self._question_timeout)
+        active.expiry = asyncio.create_task(expiring, name="question-expiry")
         active.expires_at = self._end_of_patience()
         await updates.asking(active.updater, question, active.expires_at)
         if active.run.question is question:
@@ -96,12 +100,32 @@ class Dialogue:
             if self._on_question is not None:
                 await self._on_question(active)
 
+    async def restore(
+        self, active: ActiveTurn, question: Question, expires_at: str, message: Message | None
+    ) -> None:
+        """Waits again for the answer to a question that an earlier bridge has asked. `message` is
+        an answer that it took, and that may not have reached Hermes."""
+        async with active.showing:
+            try:
+                active.pause(question)
+            except Busy as busy:
+                await self._refuse(active, question, busy.message)
+                return
+            patience = _seconds_until(expires_at)
+            expiring = self._expire(active, question, patience)
+            active.expiry = asyncio.create_task(expiring, name="question-expiry")
+            active.expires_at = expires_at
+            active.resting.set()
+            if message is not None:
+                await self._pass_on(active, question, message, "")
+        await self._show_pending(active)
+
     def _end_of_patience(self) -> str:
         end = datetime.now(UTC) + timedelta(seconds=self._question_timeout)
         return end.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
-    async def _expire(self, active: ActiveTurn, question: Question) -> None:
-        await asyncio.sleep(self._question_timeout)
+    async def _expire(self, active: ActiveTurn, question: Question, patience: float) -> None:
+        await asyncio.sleep(patience)
         async with active.showing:
             if active.settle(question):
                 why = f"no answer within {self._question_timeout:g} s"
@@ -127,22 +151,27 @@ class Dialogue:
         }
         await updates.working(active.updater, f"{outcome}: {why}", {"refused": data})
 
-    async def _withdraw(self, active: ActiveTurn, question_id: str) -> None:
-        """Hermes no longer waits for that answer."""
+    async def _withdraw(self, active: ActiveTurn, notice: Notice) -> None:
+        """Hermes no longer waits for that answer. If there is one, an earlier bridge gave it."""
         async with active.showing:
-            active.run.discard(question_id)
+            active.run.discard(notice.withdraws)
             question = active.run.question
-            if question is not None and question.question_id == question_id:
-                active.settle(question)
+            if question is None or question.question_id != notice.withdraws:
+                return
+            if active.settle(question) and notice.answer:
+                active.queue.advance(notice.seq)
+                data = {"questionId": question.question_id, "answer": notice.answer}
+                text = f"answered: {notice.answer}"
+                await updates.working(active.updater, text, {"answered": data})
 
     async def _pass_on(
-        self, active: ActiveTurn, question: Question, context: RequestContext
+        self, active: ActiveTurn, question: Question, message: Message | None, seen: str
     ) -> None:
+        """`seen` is the question that the peer has seen."""
         answer = remark = ""
         outcome = "Hermes no longer waited for an answer"
         try:
-            seen = asked_in(context.current_task) if context.current_task else ""
-            answer = read_answer(question, context.message, seen)
+            answer = read_answer(question, message, seen)
             await self._transport.answer(active.turn, question.question_id, answer)
             outcome = f"answered: {answer}"
         except NotAnAnswerError as error:
@@ -158,3 +187,11 @@ class Dialogue:
         elif active.settle(question):
             data = {"questionId": question.question_id, "answer": answer}
             await updates.working(active.updater, outcome, {"answered": data})
+
+
+def _seconds_until(moment: str) -> float:
+    """0 for a moment that has passed, or that cannot be read."""
+    try:
+        return max(0.0, (datetime.fromisoformat(moment) - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):
+        return 0.0

@@ -61,5 +61,5 @@ class ExecutorCalls:
             failure = Interrupted("the agent was shut down during the turn")
         except Exception:
             logger.exception("the executor failed in task %s", log.task.id)
-        if not log.rests:
+        if not log.rests and not log.left_open:
             await log.end(failure)

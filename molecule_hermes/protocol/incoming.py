@@ -36,6 +36,7 @@ __all__ = [
     "NOTHING_TO_DO",
     "Attachments",
     "inlined",
+    "is_whole",
     "without_bytes",
 ]
 
@@ -232,6 +233,11 @@ def without_bytes(message: Message) -> Message:
             part.metadata["omittedBytes"] = size
             part.raw = b""
     return kept
+
+
+def is_whole(kept: Message) -> bool:
+    """Whether a message in a task's history has all its bytes."""
+    return not any("omittedBytes" in part.metadata for part in kept.parts)
 
 
 def _kind(part: Part) -> str:

@@ -1,21 +1,130 @@
-"""Tasks that a crashed bridge left unfinished."""
+"""Tasks that an earlier bridge left without an end: their turns go on, or they end as FAILED."""
 
 from __future__ import annotations
 
-from a2a.types import Task, TaskStatusUpdateEvent
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-from molecule_hermes.errors import Interrupted
-from molecule_hermes.protocol.status import fail, status_of
+from a2a.auth.user import UnauthenticatedUser, User
+from a2a.server.context import ServerCallContext
+from a2a.server.events import EventQueue
+from a2a.types import Message, Role, Task, TaskState
 
-__all__ = ["InterruptedTasks"]
+from molecule_hermes.errors import Draining, Interrupted
+from molecule_hermes.protocol.task_registry import TaskRegistry
+from molecule_hermes.protocol.turn_record import TurnRecord
+from molecule_hermes.protocol.webhooks import PushSender
+from molecule_hermes.storage.base import Unfinished
+from molecule_hermes.turns.model import Question
+
+__all__ = ["Recovery", "Resumed", "Resumes"]
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = 64
 
 
-class InterruptedTasks:
-    """Ends such tasks as FAILED and keeps the events for their webhooks."""
+class Resumed:
+    """A turn of an earlier bridge."""
 
-    def __init__(self) -> None:
-        self.events: list[TaskStatusUpdateEvent] = []
+    def __init__(self, task: Task, record: TurnRecord) -> None:
+        self.record = record
+        asks = task.status.state == TaskState.TASK_STATE_INPUT_REQUIRED
+        self.asks: Question | None = record.question if asks else None
+        """The question that the peer was asked, and whose answer it has not been shown."""
+        self._answer = None if task.status.HasField("message") else _last_of_peer(task)
+        self._settled = asyncio.Event()
 
-    def end(self, task: Task) -> None:
-        fail(task, Interrupted("the agent was restarted during the turn"))
-        self.events.append(status_of(task))
+    @property
+    def settled(self) -> bool:
+        """Whether it is known if Hermes still has the turn."""
+        return self._settled.is_set()
+
+    def settle(self) -> None:
+        self._settled.set()
+
+    def answer(self, open_questions: frozenset[str]) -> Message | None:
+        """The peer's answer, if the earlier bridge took one that did not reach Hermes."""
+        if self.asks is None or self.asks.question_id not in open_questions:
+            return None
+        return self._answer
+
+
+class Resumes(Protocol):
+    """What resumes turns; the executor."""
+
+    def resume(
+        self, task: Task, record: TurnRecord, event_queue: EventQueue, peer: str
+    ) -> Resumed: ...
+
+
+class Recovery:
+    """Takes over the unfinished tasks of a store."""
+
+    def __init__(self, tasks: TaskRegistry, executor: Resumes, webhooks: PushSender) -> None:
+        self._tasks = tasks
+        self._executor = executor
+        self._webhooks = webhooks
+        self._resumed: list[Resumed] = []
+
+    async def take_over(self, unfinished: Sequence[Unfinished]) -> None:
+        """Returns when each task has a log, and its turn is being resumed or has ended.
+
+        Turns that Hermes has come first: the queued ones of a conversation come after them.
+        """
+        found = [(item, TurnRecord.parse(item.turn)) for item in unfinished]
+        found.sort(key=lambda pair: pair[1] is None or not pair[1].sent)
+        for start in range(0, len(found), _AT_ONCE):
+            batch = found[start : start + _AT_ONCE]
+            await asyncio.gather(*(self._take(item, record) for item, record in batch))
+        if unfinished:
+            logger.warning(
+                "the last bridge left %d tasks without an end; %d of them go on if Hermes has them",
+                len(unfinished),
+                len(self._resumed),
+            )
+
+    async def check(self) -> None:
+        """Raises `Draining` until it is known of each turn whether it goes on."""
+        if waiting := sum(not resumed.settled for resumed in self._resumed):
+            turns = "1 turn is" if waiting == 1 else f"{waiting} turns are"
+            raise Draining(f"{turns} being resumed")
+        self._resumed.clear()
+
+    async def _take(self, item: Unfinished, record: TurnRecord | None) -> None:
+        log = self._tasks.adopt(item.task, ServerCallContext(user=_Owner.named(item.owner)))
+        followed = await self._webhooks.configs.recall(item.task.id)
+        if record is None:
+            await log.end(Interrupted("the agent was restarted during the turn"))
+            return
+        log.turn = record
+        if followed:
+            # What was on its way to a webhook is lost; the whole task makes up for it.
+            await self._webhooks.notify(item.task, log.copy())
+        self._resumed.append(self._executor.resume(item.task, record, log, item.owner))
+
+
+class _Owner(User):
+    """The peer that a stored task belongs to."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @classmethod
+    def named(cls, name: str) -> User:
+        return cls(name) if name else UnauthenticatedUser()
+
+    @property
+    def is_authenticated(self) -> bool:
+        return True
+
+    @property
+    def user_name(self) -> str:
+        return self._name
+
+
+def _last_of_peer(task: Task) -> Message | None:
+    own: Iterable[Message] = reversed(task.history[1:])
+    return next((message for message in own if message.role == Role.ROLE_USER), None)

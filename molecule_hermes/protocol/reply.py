@@ -14,12 +14,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Self
 
 from a2a.helpers import new_text_part
 from a2a.server.tasks import TaskUpdater
+from a2a.types import Task
 
-__all__ = ["REPLY", "ReplyArtifact"]
+__all__ = ["REPLY", "ReplyArtifact", "reply_text"]
 
 REPLY = "reply"
 
@@ -27,16 +29,27 @@ REPLY = "reply"
 class ReplyArtifact:
     """An async context manager that sends the buffered text when its interval has passed."""
 
-    def __init__(self, updater: TaskUpdater, *, interval: float = 0.05, size: int = 2048) -> None:
+    def __init__(
+        self,
+        updater: TaskUpdater,
+        *,
+        text: str = "",
+        on_flush: Callable[[int], None] = lambda seq: None,
+        interval: float = 0.05,
+        size: int = 2048,
+    ) -> None:
+        """`text` is what the artifact has already. `on_flush` gets the number of the last event
+        whose text goes out, just before it does."""
         self._updater = updater
+        self._on_flush = on_flush
+        self._seq = -1
         self._interval = interval
         self._size = size
-        self._sent: list[str] = []
-        self._sent_size = 0
+        self._sent: list[str] = [text] if text else []
+        self._sent_size = len(text)
         self._pending: list[str] = []
         self._pending_size = 0
-        self._exists = False
-        self._append = False
+        self._exists = self._append = bool(text)
         self._next_at = 0.0
         self._sending = asyncio.Lock()
         self._flusher: asyncio.Task[None] | None = None
@@ -51,8 +64,9 @@ class ReplyArtifact:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._flusher
 
-    async def add(self, text: str, *, replace: bool = False) -> None:
+    async def add(self, text: str, *, replace: bool = False, seq: int = -1) -> None:
         """Adds text. With `replace`, the text replaces all text so far."""
+        self._seq = max(self._seq, seq)
         if replace:
             self._sent.clear()
             self._sent_size = 0
@@ -101,6 +115,7 @@ class ReplyArtifact:
             await self._send(text, last=True)
 
     async def _send(self, text: str, *, last: bool = False) -> None:
+        self._on_flush(self._seq)
         append, self._append, self._exists = self._append, True, True
         self._next_at = time.monotonic() + self._interval
         await self._updater.add_artifact(
@@ -111,3 +126,9 @@ class ReplyArtifact:
         while self._pending:
             await asyncio.sleep(max(0.0, self._next_at - time.monotonic()))
             await self.flush()
+
+
+def reply_text(task: Task) -> str:
+    """The text of the task's reply so far."""
+    parts = [p for a in task.artifacts if a.artifact_id == REPLY for p in a.parts]
+    return "".join(part.text for part in parts)

@@ -63,6 +63,7 @@ async def waiting(updater: TaskUpdater, task_id: str, question: Question | None)
 
 async def tool(updater: TaskUpdater, progress: ToolProgress) -> None:
     known = {key: value for key, value in asdict(progress).items() if value is not None}
+    del known["seq"]
     if not progress.output:
         del known["output"]
     await working(updater, _line(progress), {"tool": known})

@@ -21,12 +21,17 @@ from molecule_hermes.errors import StorageFailure, TurnFailure
 from molecule_hermes.protocol.states import INTERRUPTED, TERMINAL
 from molecule_hermes.protocol.status import fail, status_of
 from molecule_hermes.protocol.task_events import apply_event, keep_status_message
+from molecule_hermes.protocol.turn_record import TurnRecord
 from molecule_hermes.storage.contents import merge_text, replace_non_finite
 
-__all__ = ["Listener", "Recorder", "Subscription", "TaskLog"]
+__all__ = ["VERSION", "Listener", "Recorder", "Subscription", "TaskLog"]
 
 logger = logging.getLogger(__name__)
 
+VERSION = "version"
+"""The name of the version in the metadata of a task and of its events."""
+_SKIPPED = 100_000
+"""More versions than a bridge publishes between two records of a task."""
 _CHANCES = 100
 """Iterations of the event loop that a full subscriber gets before it is dropped. In a burst of
 events it had none before."""
@@ -65,9 +70,11 @@ class TaskLog(EventQueue):
         "canceling",
         "context",
         "ended",
+        "left_open",
         "lost",
         "recorded",
         "task",
+        "turn",
         "version",
     )
 
@@ -84,8 +91,12 @@ class TaskLog(EventQueue):
         self.task = task
         # Only the user: the request's context holds its headers, the bearer token among them.
         self.context = ServerCallContext(user=context.user)
-        self.version = int(recorded)
-        """The number of published events; 0 before the task itself was published."""
+        self.version = _version_of(task) if recorded else 0
+        """The number of the last published event; 0 before the task itself was published."""
+        self.turn: TurnRecord | None = None
+        """The turn as it was with the last event, for another bridge to go on with."""
+        self.left_open = False
+        """Whether the task is left to another bridge."""
         self.canceling: asyncio.Lock | None = None
         """Held while the task is being canceled, so that this happens once."""
         self.recorded = recorded
@@ -119,11 +130,19 @@ class TaskLog(EventQueue):
     async def enqueue_event(self, event: Event) -> None:
         """Returns when the event is durable, if it must be, and in the queue of every subscriber.
         Canceling the caller does not undo the event."""
+        await self.append(event)
+
+    async def append(self, event: Event, turn: TurnRecord | None = None) -> None:
+        """As `enqueue_event`. `turn` is stored together with the task as it is after the event."""
         if isinstance(event, TaskArtifactUpdateEvent) and not self._appending.locked():
-            await self._append(event)  # it does not suspend before the event is in every queue
+            await self._append(event, turn)  # it does not suspend before it is in every queue
         else:
-            await asyncio.shield(self._append(event))
+            await asyncio.shield(self._append(event, turn))
         await self._let_readers_catch_up()
+
+    def leave_open(self) -> None:
+        """Takes no more events: another bridge goes on with the task."""
+        self.left_open = True
 
     async def end(self, failure: TurnFailure) -> None:
         """Ends the task as FAILED unless it has ended. Streamed text stays."""
@@ -142,26 +161,34 @@ class TaskLog(EventQueue):
             if not await self._make_durable():
                 await self._publish(status_of(self.task))
 
-    async def _append(self, event: Event) -> None:
+    async def _append(self, event: Event, turn: TurnRecord | None) -> None:
         async with self._appending:
-            if self.terminal or not self._belongs_here(event):
+            if self.terminal or self.left_open or not self._belongs_here(event):
                 return
             self._began = True
+            self.turn = turn
+            self._number(event)
             apply_event(self.task, event)
             published: TaskEvent = event
             if isinstance(event, TaskArtifactUpdateEvent):
                 self._unsaved = True
                 self._recorder.record_later(self)
+                self.task.metadata[VERSION] = self.version + 1
             elif not await self._make_durable():
                 published = status_of(self.task) if self.version else self.copy()
             await self._publish(published)
 
+    def _number(self, event: TaskEvent) -> None:
+        """Gives the event the version that the task has after it."""
+        event.metadata[VERSION] = self.version + 1
+
     async def _end(self, failure: TurnFailure) -> None:
         async with self._appending:
-            if self.terminal:
+            if self.terminal or self.left_open:
                 return
             self._began = True
             fail(self.task, failure)
+            self.task.metadata[VERSION] = self.version + 1
             first = not self.version
             await self._make_durable()
             await self._publish(self.copy() if first else status_of(self.task))
@@ -256,6 +283,7 @@ class TaskLog(EventQueue):
         return copy
 
     async def _publish(self, event: TaskEvent) -> None:
+        self._number(event)
         self.version += 1
         for reader in self._readers:
             reader.put(event)
@@ -290,6 +318,12 @@ class TaskLog(EventQueue):
                     "dropped a subscriber of task %s that fell too far behind", self.task.id
                 )
                 reader.drop()
+
+
+def _version_of(task: Task) -> int:
+    """The version of a stored task. Text that was not stored had versions, too."""
+    stored = task.metadata[VERSION] if VERSION in task.metadata else 0  # noqa: SIM401 - no `get`
+    return int(stored if isinstance(stored, float) else 0) + _SKIPPED
 
 
 def _set(waiter: asyncio.Future[None]) -> None:

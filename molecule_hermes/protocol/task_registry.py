@@ -13,11 +13,11 @@ from typing import Self
 
 from a2a.server.context import ServerCallContext
 from a2a.server.owner_resolver import resolve_user_scope
-from a2a.server.tasks import TaskStore
 from a2a.types import ListTasksRequest, ListTasksResponse, Task
 
 from molecule_hermes.errors import StorageFailure
 from molecule_hermes.protocol.task_log import Listener, TaskLog
+from molecule_hermes.storage.base import Store
 from molecule_hermes.storage.contents import merge_text, replace_non_finite, trim_rejected
 from molecule_hermes.storage.quota import StoredBytes
 
@@ -46,7 +46,7 @@ class TaskRegistry:
 
     def __init__(
         self,
-        store: TaskStore,
+        store: Store,
         listener: Listener,
         stored: StoredBytes | None = None,
         *,
@@ -139,7 +139,8 @@ class TaskRegistry:
         trim_rejected(log.task)
         size = log.task.ByteSize()
         try:
-            await self._store.save(log.task, log.context)
+            turn = log.turn.to_json() if log.turn is not None and not log.terminal else ""
+            await self._store.save(log.task, log.context, turn)
         except StorageFailure as failure:
             self._failure = failure
             raise

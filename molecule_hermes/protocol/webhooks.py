@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
@@ -23,12 +22,10 @@ from a2a.types import (
     Task,
     TaskArtifactUpdateEvent,
     TaskPushNotificationConfig,
-    TaskStatusUpdateEvent,
 )
 from a2a.utils.errors import InvalidParamsError
 
 from molecule_hermes.backoff import Backoff
-from molecule_hermes.errors import StorageFailure
 from molecule_hermes.keyed_tasks import KeyedTasks
 from molecule_hermes.net.addresses import NotPublicError, PublicOnly
 from molecule_hermes.protocol.states import ends
@@ -139,7 +136,6 @@ class PushSender:
         self._queues: dict[_Key, deque[_Notification]] = {}
         self._tasks = KeyedTasks(self._take, self._deliver)
         self._session: aiohttp.ClientSession | None = None
-        self._announcer: asyncio.Task[None] | None = None
         self.failed = 0
         """Notifications that were given up or dropped."""
 
@@ -160,25 +156,10 @@ class PushSender:
     async def __aexit__(self, *error: object) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._flush_for):
-                if self._announcer is not None:
-                    await self._announcer
                 await self._tasks.flush()
         await self._tasks.close()
         if self._session is not None:
             await self._session.close()
-
-    def announce(self, events: Sequence[TaskStatusUpdateEvent]) -> None:
-        """Notifies the webhooks of tasks that a crash interrupted, in the background."""
-        self._announcer = asyncio.create_task(self._announce_all(events), name="push-announcer")
-
-    async def _announce_all(self, events: Sequence[TaskStatusUpdateEvent]) -> None:
-        for event in events:
-            try:
-                if await self.configs.recall(event.task_id):
-                    task = Task(id=event.task_id, context_id=event.context_id, status=event.status)
-                    await self.notify(task, event)
-            except StorageFailure:
-                logger.warning("the webhooks of task %s cannot be read", event.task_id)
 
     async def accepts(self, url: str) -> bool:
         """Whether a webhook may be registered. The address is checked again at each connection."""

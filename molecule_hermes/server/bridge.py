@@ -20,7 +20,7 @@ from molecule_hermes.net.ports import bind, socket_family
 from molecule_hermes.net.urls import base_url
 from molecule_hermes.protocol.card import build_card
 from molecule_hermes.protocol.message_handler import MessageRequestHandler
-from molecule_hermes.protocol.recovery import InterruptedTasks
+from molecule_hermes.protocol.recovery import Recovery
 from molecule_hermes.protocol.request_handler import BridgeRequestHandler
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.protocol.webhooks import PushConfigs, PushSender
@@ -91,8 +91,7 @@ class Bridge:
 
     async def _open(self, stack: contextlib.AsyncExitStack, listener: Listener) -> None:
         """Enters each part after those that it uses; the stack closes them in reverse order."""
-        interrupted = InterruptedTasks()
-        store = await stack.enter_async_context(open_store(self._settings, interrupted.end))
+        store = await stack.enter_async_context(open_store(self._settings))
         self._recall_messages(store)
         await stack.enter_async_context(self._transport)
         configs = PushConfigs(store.tasks.push_configs)
@@ -105,10 +104,12 @@ class Bridge:
         tasks = self._create_registry(store, push, endings)
         await stack.enter_async_context(tasks)
         self.health.add("store", tasks.check)
+        recovery = Recovery(tasks, self._executor, push)
+        await recovery.take_over(store.unfinished)
+        self.health.add("turns", recovery.check)
         handler = self._create_handler(tasks, push, quota)
         stack.push_async_callback(handler.aclose)
         await stack.enter_async_context(self._create_server(handler, listener))
-        push.announce(interrupted.events)
         stack.push_async_callback(self._drain)
 
     @property
@@ -239,14 +240,16 @@ class Bridge:
 
     async def _drain(self) -> None:
         self.health.draining = True
-        draining = asyncio.create_task(self._executor.drain(self._settings.drain_timeout))
+        leave = self._settings.keep_worker
+        timeout = self._settings.drain_timeout
+        draining = asyncio.create_task(self._executor.drain(timeout, leave=leave))
         hastened = asyncio.create_task(self.hasten.wait())
         await asyncio.wait({draining, hastened}, return_when=asyncio.FIRST_COMPLETED)
         hastened.cancel()
         if not draining.done():
             draining.cancel()
             await asyncio.gather(draining, return_exceptions=True)
-            await self._executor.drain(0)
+            await self._executor.drain(0, leave=leave)
 
 
 def _listen(settings: Settings) -> Listener:

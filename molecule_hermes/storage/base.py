@@ -6,10 +6,11 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Self
 
+from a2a.server.context import ServerCallContext
 from a2a.server.tasks import PushNotificationConfigStore, TaskStore
 from a2a.types import Task
 
-__all__ = ["PATIENCE", "EndTask", "OnDeleted", "Sent", "Store", "call_limit"]
+__all__ = ["PATIENCE", "OnDeleted", "Sent", "Store", "Unfinished", "call_limit"]
 
 PATIENCE = 5.0
 """Seconds to wait for a lock, or for a connection to a database."""
@@ -23,15 +24,21 @@ def call_limit(patience: float) -> float:
     return 2 * patience + 1
 
 
-EndTask = Callable[[Task], None]
-"""Gives the task a final state, in place."""
-
 OnDeleted = Callable[[str, str, int], None]
 """Receives the owner, the id and the bytes of each task that is deleted for its age or number."""
 
 
 def _ignore(owner: str, task_id: str, size: int) -> None:
     pass
+
+
+class Unfinished(NamedTuple):
+    """A task that has no final state."""
+
+    owner: str
+    task: Task
+    turn: str
+    """What a bridge needs to go on with its turn, as it was saved with the task."""
 
 
 class Sent(NamedTuple):
@@ -52,7 +59,7 @@ class Store(TaskStore):
     `save` stores the task as it is when it is called, and returns when that would survive a crash
     of the process. Every call ends within `call_limit` seconds: it raises `StorageFailure` if the
     storage fails or does not answer. A call that took too long may still take effect, but
-    not after a later call. `sweep` and `prune` take several steps, each of which is bounded.
+    not after a later call. `unfinished` and `prune` take several steps, each of which is bounded.
     """
 
     push_configs: PushNotificationConfigStore
@@ -79,9 +86,14 @@ class Store(TaskStore):
     async def bytes_by_owner(self) -> Mapping[str, int]:
         """The size of all tasks of each owner."""
 
-    async def sweep(self, end: EndTask) -> int:
-        """Ends every task that has no final state, and returns how many there were."""
-        return 0
+    @abstractmethod
+    async def save(self, task: Task, context: ServerCallContext, turn: str = "") -> None:
+        """`turn` is what another bridge needs to go on with the task; it is kept with the task, and
+        no peer sees it."""
+
+    async def unfinished(self) -> Sequence[Unfinished]:
+        """The tasks without a final state, the oldest first."""
+        return []
 
     async def messages(self, since: float) -> Sequence[Sent]:
         """The messages that began tasks after `since`, oldest first.

@@ -40,7 +40,8 @@ class MemoryTaskStore(InMemoryTaskStore, Store):
         self._sizes: dict[tuple[str, str], int] = {}
         self._ended: OrderedDict[tuple[str, str], _Ended] = OrderedDict()
 
-    async def save(self, task: Task, context: ServerCallContext) -> None:
+    async def save(self, task: Task, context: ServerCallContext, turn: str = "") -> None:
+        """A turn that outlives its bridge has no task here, so nothing of it is kept."""
         stored = Task()
         stored.CopyFrom(task)
         await super().save(stored, context)

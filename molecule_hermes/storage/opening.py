@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError, StorageFailure
-from molecule_hermes.storage.base import EndTask, Sent, Store
+from molecule_hermes.storage.base import Sent, Store, Unfinished
 from molecule_hermes.storage.memory import MemoryTaskStore
 from molecule_hermes.storage.quota import StoredBytes
 from molecule_hermes.storage.retention import pruned
 
 __all__ = ["OpenStore", "open_store"]
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +25,16 @@ class OpenStore:
     stored: StoredBytes
     messages: Sequence[Sent] = ()
     """The messages that peers may still send again."""
+    unfinished: Sequence[Unfinished] = ()
+    """The tasks that an earlier bridge left without a final state."""
 
 
 @contextlib.asynccontextmanager
-async def open_store(settings: Settings, end: EndTask) -> AsyncIterator[OpenStore]:
-    """Opens the store that the settings name. `end` gives a final state to each task that an
-    earlier bridge left without one."""
+async def open_store(settings: Settings) -> AsyncIterator[OpenStore]:
+    """Opens the store that the settings name."""
     async with _store(settings) as store:
         try:
-            opened = await _take_over(store, settings, end)
+            opened = await _take_over(store, settings)
         except StorageFailure as failure:
             message = f"cannot take over the tasks of the last bridge: {failure.message}"
             raise StartError(message, "see the log") from failure
@@ -44,13 +42,15 @@ async def open_store(settings: Settings, end: EndTask) -> AsyncIterator[OpenStor
             yield opened
 
 
-async def _take_over(store: Store, settings: Settings, end: EndTask) -> OpenStore:
-    if swept := await store.sweep(end):
-        logger.warning("%d tasks were interrupted by the end of the last bridge", swept)
+async def _take_over(store: Store, settings: Settings) -> OpenStore:
+    unfinished = await store.unfinished()
     stored = StoredBytes()
     stored.load(await store.bytes_by_owner())
+    for found in unfinished:
+        stored.resumed(found.owner, found.task.id, found.task.ByteSize())
     store.on_deleted = stored.deleted
-    return OpenStore(store, stored, await store.messages(time.time() - settings.retry_window))
+    messages = await store.messages(time.time() - settings.retry_window)
+    return OpenStore(store, stored, messages, unfinished)
 
 
 def _store(settings: Settings) -> Store:

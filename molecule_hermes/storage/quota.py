@@ -31,6 +31,10 @@ class StoredBytes:
         for peer, size in bytes_by_peer.items():
             self._add(peer, size)
 
+    def resumed(self, peer: str, task_id: str, size: int) -> None:
+        """A loaded task that has no end yet, so that it will be saved again."""
+        self._unfinished[peer, task_id] = size
+
     def saved(self, peer: str, task_id: str, size: int, *, ended: bool) -> None:
         before = self._unfinished.pop((peer, task_id), 0)
         self._add(peer, size - before)

@@ -26,7 +26,7 @@ from google.protobuf.message import DecodeError
 
 from molecule_hermes.errors import StartError, StorageFailure
 from molecule_hermes.protocol.states import TERMINAL
-from molecule_hermes.storage.base import EndTask, Sent, Store
+from molecule_hermes.storage.base import Sent, Store, Unfinished
 from molecule_hermes.storage.contents import content_digest, unreadable
 from molecule_hermes.storage.listing import Key, Listing, nanoseconds
 
@@ -44,11 +44,12 @@ Row = Sequence[Any]
 # identifies the first message.
 _SAVE = """
 INSERT INTO {tasks}
-    (owner, id, context_id, state, last_updated, ended, created, message_id, digest, task)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    (owner, id, context_id, state, last_updated, ended, created, message_id, digest, task, turn)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (owner, id) DO UPDATE SET
     context_id = excluded.context_id, state = excluded.state,
-    last_updated = excluded.last_updated, ended = excluded.ended, task = excluded.task
+    last_updated = excluded.last_updated, ended = excluded.ended, task = excluded.task,
+    turn = excluded.turn
 """
 _GET = "SELECT id, context_id, state, last_updated, task FROM {tasks} WHERE owner = ? AND id = ?"
 _GET_ALL = """
@@ -61,7 +62,10 @@ _KEYS = """
 SELECT last_updated, id, length(task) FROM {tasks} WHERE {where}
 ORDER BY last_updated DESC NULLS LAST, id DESC LIMIT ?
 """
-_UNFINISHED = "SELECT owner, task FROM {tasks} WHERE ended IS NULL LIMIT ?"
+_UNFINISHED = """
+SELECT owner, id, created, task, turn FROM {tasks}
+WHERE ended IS NULL AND (created > ? OR created = ? AND id > ?) ORDER BY created, id LIMIT ?
+"""
 _ENDED_BEFORE = "SELECT owner, id, length(task) FROM {tasks} WHERE ended < ? LIMIT ?"
 _ENDED_BEYOND = """
 SELECT owner, id, length(task) FROM {tasks} WHERE ended IS NOT NULL
@@ -123,8 +127,9 @@ class SqlTaskStore(Store):
     async def __aexit__(self, *error: object) -> None:
         await self._database.__aexit__(*error)
 
-    async def save(self, task: Task, context: ServerCallContext) -> None:
-        await self._save(resolve_user_scope(context), task)
+    async def save(self, task: Task, context: ServerCallContext, turn: str = "") -> None:
+        row = task_row(resolve_user_scope(context), task, time.time(), turn)
+        await self._tables.write(_SAVE, row)
 
     async def get(self, task_id: str, context: ServerCallContext) -> Task | None:
         found = await self._tables.read(_GET, (resolve_user_scope(context), task_id))
@@ -175,23 +180,22 @@ class SqlTaskStore(Store):
     async def check(self) -> None:
         await self._database.check()
 
-    async def sweep(self, end: EndTask) -> int:
-        swept = 0
-        while rows := await self._tables.read(_UNFINISHED, (_BATCH,)):
-            await _all([self._save(owner, self._ended(data, end)) for owner, data in rows])
-            swept += len(rows)
-        return swept
+    async def unfinished(self) -> Sequence[Unfinished]:
+        found: list[Unfinished] = []
+        after = (-1.0, -1.0, "")
+        while rows := await self._tables.read(_UNFINISHED, (*after, _BATCH)):
+            found += [Unfinished(row[0], self._decoded(row[3]), row[4]) for row in rows]
+            after = (rows[-1][2], rows[-1][2], rows[-1][1])
+        return found
 
-    def _ended(self, data: bytes, end: EndTask) -> Task:
+    def _decoded(self, data: bytes) -> Task:
         try:
-            task = Task.FromString(data)
+            return Task.FromString(data)
         except DecodeError as error:
             raise StartError(
                 f"{self._database.name} holds a task that cannot be read",
                 "restore a backup, or start with an empty store",
             ) from error
-        end(task)
-        return task
 
     async def prune(self, before: float, keep: int) -> int:
         old = await self._tables.read(_ENDED_BEFORE, (before, _BATCH))
@@ -209,9 +213,6 @@ class SqlTaskStore(Store):
     async def messages(self, since: float) -> Sequence[Sent]:
         values = (since, TaskState.TASK_STATE_REJECTED, _MAX_MESSAGES)
         return [Sent(*row) for row in await self._tables.read(_MESSAGES, values)]
-
-    async def _save(self, owner: str, task: Task) -> None:
-        await self._tables.write(_SAVE, task_row(owner, task, time.time()))
 
 
 class _PushConfigStore(PushNotificationConfigStore):
@@ -267,7 +268,7 @@ class _Tables:
         await self._database.write(template.format(**self._names), values)
 
 
-def task_row(owner: str, task: Task, now: float) -> Row:
+def task_row(owner: str, task: Task, now: float, turn: str = "") -> Row:
     """The values of `_SAVE`, which are also the columns of the table in their order."""
     state = task.status.state
     updated = nanoseconds(task.status.timestamp) if task.status.HasField("timestamp") else None
@@ -276,7 +277,8 @@ def task_row(owner: str, task: Task, now: float) -> Row:
         message_id, digest = task.history[0].message_id, content_digest(task.history[0])
     ended = now if state in TERMINAL else None
     data = task.SerializeToString()
-    return owner, task.id, task.context_id, state, updated, ended, now, message_id, digest, data
+    key = (owner, task.id, task.context_id)
+    return *key, state, updated, ended, now, message_id, digest, data, turn
 
 
 def _task(row: Row) -> Task:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import io
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import Protocol, Self
 
 from molecule_hermes.backoff import Backoff
 from molecule_hermes.turns.features import Feature
-from molecule_hermes.turns.model import Turn, TurnEvent
+from molecule_hermes.turns.model import Place, Turn, TurnEvent
 
-__all__ = ["BACKOFF", "QuestionGoneError", "Transport", "as_payload"]
+__all__ = [
+    "BACKOFF",
+    "Attached",
+    "NotSentError",
+    "QuestionGoneError",
+    "Transport",
+    "as_payload",
+]
 
 BACKOFF = Backoff(first=0.5, longest=2.0)
 """The delays between attempts to send a message to Hermes."""
@@ -20,6 +28,20 @@ _LARGE = 2**16
 
 class QuestionGoneError(LookupError):
     """Hermes no longer waits for an answer to the question."""
+
+
+class NotSentError(LookupError):
+    """Hermes has run without a break since the message was to be sent, and does not know it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A turn that goes on."""
+
+    events: AsyncGenerator[TurnEvent, None]
+    """As those of `Transport.run`."""
+    questions: frozenset[str] = frozenset()
+    """The ids of the questions that are open."""
 
 
 class Transport(Protocol):
@@ -52,6 +74,22 @@ class Transport(Protocol):
 
     async def answer(self, turn: Turn, question_id: str, answer: str) -> None:
         """Answers a question of the turn. Raises `QuestionGoneError` or a `TurnFailure`."""
+        ...
+
+    def place(self, turn: Turn) -> Place:
+        """Where the turn runs, or will run when it is sent now."""
+        ...
+
+    def leave_turns(self) -> None:
+        """From now on, closing `run` leaves the turn to Hermes: another bridge attaches to it."""
+        ...
+
+    async def attach(self, turn: Turn, place: Place) -> Attached:
+        """Goes on with a turn that another bridge has sent, after the event with `place.seq`.
+
+        Raises `NotSentError` if the message never reached Hermes, so that it can be sent now, and a
+        `TurnFailure` if the turn is lost.
+        """
         ...
 
     async def check(self) -> None:

@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator
 from typing import Self
 
 from molecule_hermes.errors import Unreachable
-from molecule_hermes.transports.base import QuestionGoneError
+from molecule_hermes.transports.base import Attached, QuestionGoneError
 from molecule_hermes.turns.features import Feature
-from molecule_hermes.turns.model import Failed, Turn, TurnEvent
+from molecule_hermes.turns.model import Failed, Place, Turn, TurnEvent
 
 __all__ = ["SmokeTransport"]
 
@@ -33,6 +33,15 @@ class SmokeTransport:
 
     async def answer(self, turn: Turn, question_id: str, answer: str) -> None:
         raise QuestionGoneError(question_id)
+
+    def place(self, turn: Turn) -> Place:
+        return Place()
+
+    def leave_turns(self) -> None:
+        """No turn runs."""
+
+    async def attach(self, turn: Turn, place: Place) -> Attached:
+        raise _no_hermes()
 
     async def check(self) -> None:
         raise _no_hermes()

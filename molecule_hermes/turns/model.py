@@ -21,6 +21,7 @@ __all__ = [
     "Failed",
     "FileProduced",
     "Notice",
+    "Place",
     "Question",
     "TextDelta",
     "ToolProgress",
@@ -90,7 +91,27 @@ def conversation_id(peer: str, context_id: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class TextDelta:
+class Place:
+    """Where a turn runs, and how far it was followed, so that another bridge can go on with it."""
+
+    address: str = ""
+    """Of the Hermes that runs it."""
+    instance: str = ""
+    """The run of that Hermes."""
+    bridge: str = ""
+    """The name under which the message was sent."""
+    seq: int = -1
+    """The number of the last event that the peer has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Event:
+    seq: int = field(default=-1, compare=False, repr=False)
+    """Its number among the turn's events; -1 for an event of the bridge's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta(_Event):
     """More text of the reply. With `replace`, it replaces all text so far."""
 
     text: str
@@ -98,7 +119,7 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolProgress:
+class ToolProgress(_Event):
     tool: str
     phase: Literal["start", "end"]
     preview: str = ""
@@ -109,17 +130,19 @@ class ToolProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(_Event):
     """A remark about the turn (retrying, waiting). It is never part of the answer."""
 
     text: str
     withdraws: str = ""
     """The id of a question that Hermes no longer wants answered."""
+    answer: str = ""
+    """The answer to that question, if it was answered."""
     kind: Literal["retrying", "other"] = "other"
 
 
 @dataclass(frozen=True, slots=True)
-class FileProduced:
+class FileProduced(_Event):
     """A file that the agent delivers: its content, or its URL."""
 
     name: str
@@ -130,7 +153,7 @@ class FileProduced:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class Question(_Event):
     """Hermes waits for an answer of the peer. An approval accepts only one of the choices."""
 
     question_id: str
@@ -143,18 +166,18 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Completed:
+class Completed(_Event):
     text: str
     usage: Usage = field(default_factory=Usage)
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(_Event):
     failure: TurnFailure
 
 
 @dataclass(frozen=True, slots=True)
-class Canceled:
+class Canceled(_Event):
     pass
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from enum import Enum
+from typing import Self
 
 from molecule_hermes.turns.model import (
     Canceled,
@@ -88,6 +89,13 @@ class TurnRun:
     def asks_no_more(self) -> bool:
         """Whether an answer could no longer reach Hermes: it has ended the turn."""
         return self._last_received or self.ended
+
+    @classmethod
+    def resumed(cls) -> Self:
+        """A turn that Hermes runs already."""
+        run = cls()
+        run.state = State.RUNNING
+        return run
 
     def send(self) -> None:
         """The message goes to Hermes now."""

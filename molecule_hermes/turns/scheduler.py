@@ -123,15 +123,17 @@ class Scheduler:
     def waiting_bytes(self) -> int:
         return self._bytes_of.total()
 
-    def enter(self, conversation: str, peer: str = "", size: int = 0) -> Slot:
-        """Starts or queues a turn of `size` bytes.
+    def enter(
+        self, conversation: str, peer: str = "", size: int = 0, *, runs: bool = False
+    ) -> Slot:
+        """Starts or queues a turn of `size` bytes. One that Hermes runs already starts at once.
 
         Raises `Busy` when the queue is full and `Draining` when the scheduler is closed.
         """
         if self._closed is not None:
             raise self._closed
         slot = Slot(self, conversation, peer, size)
-        if conversation not in self._running and self._has_capacity(peer):
+        if conversation not in self._running and (runs or self._has_capacity(peer)):
             self._start(slot)
         else:
             self._refuse_if_full(slot)

@@ -3,6 +3,7 @@
     Inbound    bridge → plugin   POST /a2a/inbound   a peer's message
     Cancel     bridge → plugin   POST /a2a/cancel    stop that message's turn
     Answer     bridge → plugin   POST /a2a/answer    the peer's answer to a question
+    Attach     bridge → plugin   POST /a2a/attach    follow a message that was sent before
     Check      bridge → plugin   POST /a2a/check     whether this bridge may send messages
     Callback   plugin → bridge   POST callback_url   an event of a turn
                                                      (one of them, or a `batch` in order)
@@ -32,6 +33,7 @@ from molecule_hermes.wire.callbacks import (
 from molecule_hermes.wire.fields import WireError, decode
 from molecule_hermes.wire.limits import (
     ANSWER_PATH,
+    ATTACH_PATH,
     CANCEL_PATH,
     CHECK_PATH,
     DEFAULT_CALLBACK_PORT,
@@ -46,11 +48,13 @@ from molecule_hermes.wire.limits import (
     MAX_SYSTEM_PROMPT,
     REPLY_PATH,
     SECRET_HEADER,
+    TURNS_PATH,
 )
-from molecule_hermes.wire.messages import Answer, Attachment, Cancel, Check, Inbound, Origin
+from molecule_hermes.wire.messages import Answer, Attach, Attachment, Cancel, Check, Inbound, Origin
 
 __all__ = [
     "ANSWER_PATH",
+    "ATTACH_PATH",
     "CANCEL_PATH",
     "CHECK_PATH",
     "DEFAULT_CALLBACK_PORT",
@@ -65,8 +69,10 @@ __all__ = [
     "MAX_SYSTEM_PROMPT",
     "REPLY_PATH",
     "SECRET_HEADER",
+    "TURNS_PATH",
     "Answer",
     "Approval",
+    "Attach",
     "Attachment",
     "Body",
     "Callback",

@@ -80,18 +80,25 @@ class Tool:
 class Notice:
     """A message from Hermes about the turn; never part of the answer.
 
-    `withdraws` is the id of a question that is no longer open.
+    `withdraws` is the id of a question that is no longer open, and `answer` its answer if it has
+    one. A bridge that was restarted learns from it that its answer arrived.
     """
 
     type: ClassVar[str] = "notice"
     withdraws: str = ""
+    answer: str = ""
 
     @classmethod
     def parse(cls, data: object) -> Self:
-        return cls(withdraws=Fields(data, "metadata").label("withdraws", default=""))
+        fields = Fields(data, "metadata")
+        return cls(
+            withdraws=fields.label("withdraws", default=""),
+            answer=fields.text("answer", default=""),
+        )
 
     def to_json(self) -> dict[str, object]:
-        return {"withdraws": self.withdraws} if self.withdraws else {}
+        known = {"withdraws": self.withdraws, "answer": self.answer}
+        return {name: value for name, value in known.items() if value}
 
 
 @dataclass(frozen=True, slots=True)

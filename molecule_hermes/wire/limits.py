@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "ANSWER_PATH",
+    "ATTACH_PATH",
     "CANCEL_PATH",
     "CHECK_PATH",
     "DEFAULT_CALLBACK_PORT",
@@ -22,6 +23,7 @@ __all__ = [
     "MAX_URL",
     "REPLY_PATH",
     "SECRET_HEADER",
+    "TURNS_PATH",
 ]
 
 SECRET_HEADER = "X-Molecule-A2A-Secret"  # noqa: S105 - the name of a header
@@ -32,6 +34,8 @@ INBOUND_PATH = "/a2a/inbound"
 CANCEL_PATH = "/a2a/cancel"
 ANSWER_PATH = "/a2a/answer"
 CHECK_PATH = "/a2a/check"
+ATTACH_PATH = "/a2a/attach"
+TURNS_PATH = "/a2a/turns"
 REPLY_PATH = "/a2a/reply"
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")

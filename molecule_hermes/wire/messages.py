@@ -9,7 +9,7 @@ from typing import Self
 from molecule_hermes.wire.fields import Fields
 from molecule_hermes.wire.limits import MAX_ATTACHMENTS, MAX_SYSTEM_PROMPT
 
-__all__ = ["Answer", "Attachment", "Cancel", "Check", "Inbound", "Origin"]
+__all__ = ["Answer", "Attach", "Attachment", "Cancel", "Check", "Inbound", "Origin"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,35 @@ class Cancel:
 
     def to_json(self) -> dict[str, object]:
         return {"message_id": self.message_id} | _named(self.bridge)
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Follows a message that was sent before: its callbacks after the number `after` go to the
+    address, and all later ones. With -1, all callbacks of the message go there."""
+
+    message_id: str
+    callback_url: str
+    after: int = -1
+    bridge: str = ""
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        fields = Fields(data)
+        after = fields.count("after") if fields.get("after") != -1 else None
+        return cls(
+            message_id=fields.id("message_id"),
+            callback_url=fields.url("callback_url"),
+            after=-1 if after is None else after,
+            bridge=fields.label("bridge", default=""),
+        )
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "message_id": self.message_id,
+            "callback_url": self.callback_url,
+            "after": self.after,
+        } | _named(self.bridge)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from molecule_hermes.plugin.dispatcher import Dispatcher, NotAChoiceError, NotFoundError
+from molecule_hermes.plugin.journal import Journal
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Outbox
 from molecule_hermes.plugin.turn import Question, Turn
@@ -22,7 +23,7 @@ class FakeOutbox(Outbox):
         super().__init__()
         self.callbacks: list[Callback] = []
 
-    def put(self, url: str, callback: Callback, numbers: Iterator[int]) -> None:
+    def put(self, journal: Journal, callback: Callback) -> None:
         self.callbacks.append(callback)
 
 

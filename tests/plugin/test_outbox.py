@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -14,7 +14,7 @@ from molecule_hermes.backoff import Backoff
 from molecule_hermes.plugin.outbox import Outbox
 from molecule_hermes.transports.plugin.replies import Replies
 from molecule_hermes.turns.model import Completed, TextDelta, ToolProgress
-from molecule_hermes.wire import Body, Callback, Delta, File, Final, Notice, Push, Tool
+from molecule_hermes.wire import Body, Callback, Delta, File, Final, Notice, Tool
 from tests.support.gateway import CallbackServer, callback_server
 from tests.support.serving import free_port, serve
 from tests.support.waiting import until
@@ -30,12 +30,11 @@ class Sender:
     """Queues the callbacks of one message."""
 
     def __init__(self, outbox: Outbox, url: str, message: str = "m", chat: str = "c") -> None:
-        self._outbox, self._url, self._message, self._chat = outbox, url, message, chat
-        self._numbers: Iterator[int] = itertools.count()
+        self._outbox, self._message, self._chat = outbox, message, chat
+        self.journal = outbox.journals.begin(message, chat, url)
 
     def put(self, body: Body, content: str = "") -> None:
-        callback = Callback(self._chat, self._message, content, body)
-        self._outbox.put(self._url, callback, self._numbers)
+        self._outbox.put(self.journal, Callback(self._chat, self._message, content, body))
 
 
 async def test_callbacks_arrive_in_order_and_numbered(server: CallbackServer) -> None:
@@ -110,7 +109,7 @@ async def test_a_single_callback_is_posted_by_itself_and_several_as_a_batch(
 
 
 async def test_2000_callbacks_need_few_requests(server: CallbackServer) -> None:
-    async with Outbox(max_waiting=2000) as outbox:
+    async with Outbox() as outbox:
         sender = Sender(outbox, server.url)
         for number in range(1000):
             sender.put(Delta(), f"word{number} ")
@@ -158,7 +157,7 @@ async def test_every_callback_arrives_once_and_in_order_whatever_requests_fail(
     app = web.Application()
     app.router.add_post("/", bridge.handle)
     names = [f"m{number}" for number in range(5)]
-    async with serve(app) as url, Outbox(retry_transient_for=60) as outbox:
+    async with serve(app) as url, Outbox() as outbox:
         pending = [bridge.replies.register(name) for name in names]
         senders = [Sender(outbox, f"{url}/", name, name) for name in names]
         for number in range(40):
@@ -184,16 +183,83 @@ async def test_a_final_is_sent_until_it_is_taken(server: CallbackServer) -> None
         await server.final("m")
 
 
-@pytest.mark.parametrize("status", [401, 307])
-async def test_a_refused_callback_is_not_sent_again(server: CallbackServer, status: int) -> None:
-    server.refuse.extend([status])
+@pytest.mark.parametrize("status", [401, 307, 404])
+async def test_a_server_that_is_not_the_bridge_loses_nothing(
+    server: CallbackServer, status: int
+) -> None:
+    server.refuse.extend([status, status])
     async with Outbox() as outbox:
         sender = Sender(outbox, server.url)
-        sender.put(Notice(), "refused")
+        sender.put(Notice(), "first")
         await server.arrived.wait()
         sender.put(Final(), "done")
         await server.final("m")
-    assert [c.content for c in server.taken] == ["done"]
+    assert [c.content for c in server.taken] == ["first", "done"]
+
+
+@pytest.mark.parametrize("said", [{"stale": True}, {"stale": True, "unknown": ["m"]}])
+async def test_a_bridge_that_does_not_know_the_message_gets_no_more_until_one_attaches(
+    server: CallbackServer, said: dict[str, Any]
+) -> None:
+    server.says = said
+    async with Outbox() as outbox, callback_server() as other:
+        sender = Sender(outbox, server.url)
+        sender.put(Notice(), "first")
+        await until(lambda: not sender.journal.url)
+        sender.put(Final(), "done")
+        assert len(server.taken) == 1
+        assert not sender.journal.acknowledged
+        outbox.attach(sender.journal, other.url, -1)
+        await other.final("m")
+        assert [(c.content, c.seq) for c in other.taken] == [("first", 0), ("done", 1)]
+        await until(lambda: sender.journal.acknowledged)
+
+
+async def test_messages_that_a_bridge_knows_go_on_beside_one_that_it_does_not(
+    server: CallbackServer,
+) -> None:
+    server.hang = asyncio.Event()
+    server.says = {"unknown": ["other"]}
+    async with Outbox() as outbox:
+        sender, other = Sender(outbox, server.url), Sender(outbox, server.url, "other", "c2")
+        sender.put(Notice(), "under way")
+        await server.arrived.wait()
+        sender.put(Notice(), "more")
+        other.put(Notice(), "more")
+        server.hang.set()
+        await until(lambda: not other.journal.url)
+        sender.put(Final(), "done")
+        other.put(Final(), "done")
+        await server.final("m")
+    assert not server.finals("other")
+
+
+async def test_an_answer_to_the_bridge_before_no_longer_counts(server: CallbackServer) -> None:
+    server.hang = asyncio.Event()
+    server.says = {"stale": True}
+    async with Outbox() as outbox, callback_server() as other:
+        sender = Sender(outbox, server.url)
+        sender.put(Notice(), "first")
+        await server.arrived.wait()
+        outbox.attach(sender.journal, other.url, -1)
+        server.hang.set()
+        await server.until(lambda: server.taken)
+        sender.put(Final(), "done")
+        await other.final("m")
+    assert [c.seq for c in other.taken] == [0, 1]
+
+
+async def test_a_bridge_that_comes_back_need_not_wait_for_the_next_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("molecule_hermes.plugin.outbox._BACKOFF", Backoff(3600, 3600))
+    async with Outbox() as outbox:
+        sender = Sender(outbox, f"http://127.0.0.1:{free_port()}/")
+        sender.put(Final(), "done")
+        await until(lambda: outbox._failures.get("m"))
+        async with callback_server() as server:
+            outbox.attach(sender.journal, server.url, -1)
+            await server.final("m", 5)
 
 
 async def test_only_the_invalid_callback_of_a_refused_batch_is_lost(
@@ -241,36 +307,6 @@ async def test_a_server_that_hangs_does_not_delay_others(server: CallbackServer)
             hung.hang.set()
 
 
-async def test_a_full_queue_drops_transient_callbacks_and_keeps_finals() -> None:
-    async with Outbox(max_waiting=5, max_file_bytes=100) as outbox:
-        sender = Sender(outbox, f"http://127.0.0.1:{free_port()}/")
-        for number in range(50):
-            sender.put(Notice(), str(number))
-            sender.put(Push(), str(number))
-            sender.put(File("f", "a/b", data=bytes(40)))
-        assert len(outbox) == 5
-        for _ in range(8):
-            sender.put(Final())
-        assert len(outbox) == 8
-        await outbox.close()
-
-
-async def test_a_notice_replaces_a_file_for_which_there_is_no_room(server: CallbackServer) -> None:
-    async with Outbox(max_file_bytes=100) as outbox:
-        sender = Sender(outbox, server.url)
-        for name in ("a", "b"):
-            sender.put(File(name, "a/b", data=bytes(60)), "a caption")
-        sender.put(Final())
-        await until(lambda: len(outbox) == 0)
-        sender.put(File("c", "a/b", data=bytes(60)))
-        await server.until(lambda: len(server.taken) == 4)
-    first, second, _, later = server.taken
-    assert isinstance(first.body, File)
-    assert isinstance(second.body, Notice)
-    assert second.content == "the file b was not delivered: too many files are waiting"
-    assert isinstance(later.body, File)
-
-
 async def test_closing_sends_what_is_left_within_its_time(
     server: CallbackServer,
 ) -> None:
@@ -285,13 +321,6 @@ async def test_closing_sends_what_is_left_within_its_time(
         began = loop.time()
         await outbox.close(flush_for=0.3)
         assert 0.2 < loop.time() - began < 2
-
-
-async def test_a_callback_is_given_up_after_its_time() -> None:
-    async with Outbox(retry_for=0.3) as outbox:
-        Sender(outbox, f"http://127.0.0.1:{free_port()}/").put(Final(), "done")
-        await outbox.close(flush_for=5)
-        assert len(outbox) == 0
 
 
 async def test_a_final_that_the_bridge_refuses_is_replaced_by_a_failure(
@@ -310,7 +339,7 @@ async def test_a_final_that_the_bridge_refuses_is_replaced_by_a_failure(
 
 
 async def test_a_final_that_is_always_refused_is_given_up(server: CallbackServer) -> None:
-    server.refuse = [400, 401, 200]
+    server.refuse = [400, 400, 200]
     async with Outbox() as outbox:
         Sender(outbox, server.url).put(Final(), "x")
         await until(lambda: not len(outbox))
@@ -348,24 +377,3 @@ async def test_text_is_not_added_to_a_delta_that_may_have_arrived(server: Callba
         sender.put(Final(), "ab")
         await server.final("m")
     assert [(c.content, c.seq) for c in server.taken] == [("a", 0), ("b", 1), ("ab", 2)]
-
-
-async def test_files_that_were_dropped_at_the_end_take_no_room_afterwards(
-    server: CallbackServer,
-) -> None:
-    server.hang = asyncio.Event()
-    outbox = Outbox(max_file_bytes=4)
-    outbox.open()
-    sender = Sender(outbox, server.url)
-    sender.put(Notice(), "under way")
-    await server.arrived.wait()
-    sender.put(File("a", "text/plain", b"1234"))
-    await outbox.close()
-    server.hang.set()
-    async with outbox:
-        sender = Sender(outbox, server.url, message="next")
-        sender.put(File("b", "text/plain", b"1234"))
-        sender.put(Final(), "done")
-        await server.final("next")
-    taken = [c.body.type for c in server.taken if c.reply_to == "next"]
-    assert taken == ["file", "final"]

@@ -28,7 +28,7 @@ def test_config_yaml_takes_precedence_over_the_environment() -> None:
         {"port": 70000},
         {"port": True},
         {"max_body": -1},
-        {"retry_for": "x"},
+        {"journal_for": "x"},
         {"host": "0.0.0.0"},
     ],
 )

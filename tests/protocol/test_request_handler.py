@@ -77,7 +77,7 @@ class Disk(MemoryTaskStore):
         self.go = asyncio.Event()
         self.go.set()
 
-    async def save(self, task: Task, context: ServerCallContext) -> None:
+    async def save(self, task: Task, context: ServerCallContext, turn: str = "") -> None:
         self.saves += 1
         number = self.saves
         for _ in range(self.pace):

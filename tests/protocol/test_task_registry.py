@@ -44,7 +44,7 @@ class Disk(InMemoryTaskStore):
         self.go.set()
         self.saving = asyncio.Event()
 
-    async def save(self, task: Task, context: ServerCallContext) -> None:
+    async def save(self, task: Task, context: ServerCallContext, turn: str = "") -> None:
         snapshot = Task()
         snapshot.CopyFrom(task)
         self.saving.set()

@@ -28,7 +28,6 @@ from aiohttp import web
 
 from molecule_hermes.client.connection import message
 from molecule_hermes.net.addresses import PublicOnly
-from molecule_hermes.protocol.recovery import InterruptedTasks
 from molecule_hermes.protocol.webhooks import MAX_CONFIGS, PushConfigs, PushSender
 from molecule_hermes.turns.model import Completed, TextDelta, Usage
 from tests.conftest import StartBridge
@@ -156,20 +155,6 @@ async def test_a_webhook_that_a_0_3_client_registers_later_gets_the_task_of_0_3(
         go.set()
         await until(lambda: hook.taken and hook.taken[-1]["status"]["state"] == "completed")
     assert {body["kind"] for body in hook.taken} == {"task"}
-
-
-async def test_a_webhook_of_a_0_3_client_gets_an_interrupted_task_in_0_3() -> None:
-    configs = PushConfigs(InMemoryPushNotificationConfigStore())
-    old = ServerCallContext(state={"headers": {"a2a-version": ""}})
-    async with webhook() as hook:
-        await configs.set_info("t", TaskPushNotificationConfig(url=hook.url), old)
-        interrupted = InterruptedTasks()
-        interrupted.end(Task(id="t", context_id="c"))
-        async with PushSender(configs, PublicOnly({hook.host})) as push:
-            push.announce(interrupted.events)
-            await until(lambda: hook.taken)
-    (body,) = hook.taken
-    assert (body["kind"], body["id"], body["status"]["state"]) == ("task", "t", "failed")
 
 
 async def test_a_webhook_that_fails_is_tried_again(bridge: StartBridge) -> None:

@@ -343,26 +343,23 @@ async def test_tasks_and_push_configurations_survive_a_restart(reopen: Reopen) -
         assert dict(await store.bytes_by_owner()) == {"alice": saved.ByteSize()}
 
 
-async def test_the_sweep_ends_all_unfinished_tasks_and_no_others(reopen: Reopen) -> None:
+async def test_unfinished_tasks_are_found_with_their_turns_and_no_others(reopen: Reopen) -> None:
     open_states = ("SUBMITTED", "WORKING", "INPUT_REQUIRED", "AUTH_REQUIRED")
     ended = [task(s, s, text=s) for s in ("COMPLETED", "FAILED", "CANCELED", "REJECTED")]
     unfinished = [task(f"{s}{i}", s, text=s) for s in open_states for i in range(150)]
-
-    def end(each: Task) -> None:
-        each.status.CopyFrom(task("", "FAILED").status)
-
     async with reopen() as store:
-        await asyncio.gather(*(store.save(t, context()) for t in ended + unfinished))
+        for each in unfinished[:3]:
+            await store.save(each, context(), "an older turn")
+        await asyncio.gather(*(store.save(t, context(), f"turn of {t.id}") for t in unfinished))
+        await asyncio.gather(*(store.save(t, context(), "forgotten") for t in ended))
     async with reopen() as store:
-        assert await store.sweep(end) == 600
-        assert await store.sweep(end) == 0
-        for before in ended:
-            assert await store.get(before.id, context()) == before
-        for before in unfinished:
-            after = await store.get(before.id, context())
-            assert after is not None
-            assert after.status.state == task("", "FAILED").status.state
-            assert after.artifacts == before.artifacts
+        found = await store.unfinished()
+        assert {(each.owner, each.task.id, each.turn) for each in found} == {
+            ("alice", each.id, f"turn of {each.id}") for each in unfinished
+        }
+        assert len(found) == 600
+        assert [each.task.id for each in found[:3]] == [each.id for each in unfinished[:3]]
+        assert found[0].task == unfinished[0]
 
 
 # A storage that fails.
@@ -385,7 +382,7 @@ def calls(store: Store) -> list[Callable[[], Awaitable[Any]]]:
         lambda: store.prune(time.time() - 60, 0),
         store.bytes_by_owner,
         lambda: store.messages(0),
-        lambda: store.sweep(lambda _: None),
+        store.unfinished,
         lambda: configs.set_info("t", push("c"), context()),
         lambda: configs.get_info("t", context()),
         lambda: configs.get_info_for_dispatch("t"),

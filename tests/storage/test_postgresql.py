@@ -15,7 +15,6 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError, StorageFailure
-from molecule_hermes.protocol.recovery import InterruptedTasks
 from molecule_hermes.storage.base import call_limit
 from molecule_hermes.storage.opening import open_store
 from molecule_hermes.storage.postgresql import schema
@@ -61,10 +60,10 @@ async def test_every_form_of_the_url_leads_to_the_same_tasks(
     url: str, settings: Callable[..., Settings], scheme: str
 ) -> None:
     set_to = settings(STORE=url.replace("postgresql", scheme, 1) + "?sslmode=prefer")
-    async with open_store(set_to, InterruptedTasks().end) as store:
+    async with open_store(set_to) as store:
         await store.tasks.save(task("t", text="kept"), context())
         await store.tasks.check()
-    async with open_store(set_to, InterruptedTasks().end) as store:
+    async with open_store(set_to) as store:
         assert await store.tasks.get("t", context()) == task("t", text="kept")
 
 

@@ -345,7 +345,7 @@ async def test_a_query_that_fails_does_not_affect_others(path: Path) -> None:
 # Indexes and batches.
 
 
-async def test_sweeping_pruning_and_listing_use_an_index(path: Path) -> None:
+async def test_finding_unfinished_tasks_pruning_and_listing_use_an_index(path: Path) -> None:
     questions = {
         "SELECT owner, task FROM tasks WHERE ended IS NULL": "tasks_ended",
         "SELECT owner, id FROM tasks WHERE ended < 1": "tasks_ended",

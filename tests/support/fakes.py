@@ -16,8 +16,10 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from molecule_hermes.errors import Interrupted
+from molecule_hermes.transports.base import Attached
 from molecule_hermes.turns.features import features_of
-from molecule_hermes.turns.model import Canceled, Turn, TurnEvent
+from molecule_hermes.turns.model import Canceled, Place, Turn, TurnEvent
 from tests.support.serving import serve
 
 KEY = "0123456789abcdef-test"
@@ -197,6 +199,15 @@ class ScriptedTransport:
             raise self.refuses_answers
         self.answers.append((question_id, answer))
         self._answered[turn.message_id].put_nowait(answer)
+
+    def place(self, turn: Turn) -> Place:
+        return Place("http://scripted", "instance", "bridge")
+
+    def leave_turns(self) -> None:
+        """A scripted turn does not outlive its bridge."""
+
+    async def attach(self, turn: Turn, place: Place) -> Attached:
+        raise Interrupted("the agent was restarted during the turn")
 
     async def run(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
         self.turns.append(turn)

@@ -58,6 +58,8 @@ class CallbackServer:
     secrets: list[str | None] = field(default_factory=list)
     refuse: list[int] = field(default_factory=list)
     hang: asyncio.Event | None = None
+    says: dict[str, Any] = field(default_factory=dict)
+    """What each response has besides `ok`."""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     """The requests that were taken: one callback each, or a batch."""
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -77,7 +79,7 @@ class CallbackServer:
             self.secrets.append(request.headers.get(SECRET_HEADER))
             self.taken.extend(Callback.parse_batch(body))
             self._news.notify_all()
-        return web.json_response({"ok": True})
+        return web.json_response({"ok": True, **self.says})
 
     @property
     def requests(self) -> int:
@@ -232,10 +234,11 @@ async def running_hermes(
     over: dict[str, Any] | None = None,
     env: Mapping[str, str] | None = None,
     until: str = "ready",
+    on_message: Callable[[str], None] = lambda text: None,
 ) -> AsyncIterator[Hermes]:
     """Runs `hermes gateway run` with the demo model; kills its process group on exit."""
     async with AsyncExitStack() as stack:
-        model_url = await stack.enter_async_context(demo_model())
+        model_url = await stack.enter_async_context(demo_model(on_message=on_message))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         hermes = Hermes(home, free_port(), free_port(), http)
         write_home(home, model_url, hermes.port, hermes.api_port, over)

@@ -93,7 +93,7 @@ async def test_a_turn_that_the_plugin_cannot_cancel_ends_canceled(
     assert await running == [Canceled()]
     plugin.may_answer.set()
     await until(lambda: plugin.responses)
-    assert plugin.responses == [{"ok": True, "stale": True}]
+    assert plugin.responses == [{"ok": True, "stale": True, "unknown": []}]
 
 
 async def test_an_answer_to_a_question_that_it_never_asked_is_refused(

@@ -249,9 +249,9 @@ async def test_repeated_foreign_and_late_callbacks_do_no_harm(
     plugin.script = script
     assert await run(transport) == [TextDelta("a"), TextDelta("b"), Completed("ab")]
     await asyncio.gather(*plugin.tasks)
-    assert plugin.responses[0] == {"ok": True, "stale": True}
+    assert plugin.responses[0] == {"ok": True, "stale": True, "unknown": ["foreign"]}
     assert plugin.responses[3] == {"ok": True, "duplicate": True}
-    assert plugin.responses[5] == {"ok": True, "stale": True}
+    assert plugin.responses[5] == {"ok": True, "stale": True, "unknown": []}
 
 
 async def test_a_lost_callback_does_not_delay_the_end(
@@ -616,7 +616,7 @@ async def test_a_batch_of_callbacks_is_taken_in_order(
     ]
     with replies.register("m") as reply:
         answered = await _post_batch(listening, *batch)
-        assert answered.json() == {"ok": True}
+        assert answered.json() == {"ok": True, "unknown": ["nobody"]}
         assert [await reply.next() for _ in range(3)] == [
             TextDelta("a"),
             TextDelta("b"),

@@ -46,7 +46,8 @@ CREATE TABLE molecule_hermes_push_configs (
     UNIQUE (task_id, owner, id)
 );
 """
-MIGRATIONS = (_V1,)
+_V2 = "ALTER TABLE molecule_hermes_tasks ADD COLUMN turn TEXT NOT NULL DEFAULT '';"
+MIGRATIONS = (_V1, _V2)
 
 _CREATE_SCHEMA = """
 CREATE TABLE molecule_hermes_schema (version INTEGER NOT NULL);
@@ -96,7 +97,9 @@ ALTER TABLE molecule_hermes_push_configs RENAME TO molecule_hermes_push_configs_
 
 
 async def _convert_tasks(connection: asyncpg.Connection) -> None:
-    insert = "INSERT INTO molecule_hermes_tasks VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+    insert = (
+        "INSERT INTO molecule_hermes_tasks VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
+    )
     old = connection.cursor("SELECT * FROM molecule_hermes_tasks_json", prefetch=_BATCH)
     async for row in old:
         await connection.execute(insert, *_converted(row))

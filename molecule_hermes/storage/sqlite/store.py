@@ -42,7 +42,8 @@ CREATE TABLE push_configs (
 CREATE TABLE checks (number INTEGER PRIMARY KEY, at REAL NOT NULL, room BLOB);
 """
 _V2 = "ALTER TABLE tasks ADD COLUMN digest TEXT NOT NULL DEFAULT '';"
-MIGRATIONS = (_V1, _V2)
+_V3 = "ALTER TABLE tasks ADD COLUMN turn TEXT NOT NULL DEFAULT '';"
+MIGRATIONS = (_V1, _V2, _V3)
 
 
 class SqliteTaskStore(SqlTaskStore):

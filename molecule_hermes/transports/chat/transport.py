@@ -27,7 +27,7 @@ from molecule_hermes.errors import (
     Unreachable,
 )
 from molecule_hermes.provider_errors import failure_from_model_error
-from molecule_hermes.transports.base import BACKOFF, QuestionGoneError, as_payload
+from molecule_hermes.transports.base import BACKOFF, Attached, QuestionGoneError, as_payload
 from molecule_hermes.transports.chat.completions import (
     StreamError,
     readable,
@@ -40,6 +40,7 @@ from molecule_hermes.turns.model import (
     Completed,
     Failed,
     Notice,
+    Place,
     Turn,
     TurnEvent,
     is_last,
@@ -157,6 +158,15 @@ class ChatTransport:
     async def answer(self, turn: Turn, question_id: str, answer: str) -> None:
         """Hermes asks nothing over chat completions: its tools refuse dangerous commands."""
         raise QuestionGoneError(question_id)
+
+    def place(self, turn: Turn) -> Place:
+        return Place(self._base_url)
+
+    def leave_turns(self) -> None:
+        """Hermes stops a turn whose stream is closed."""
+
+    async def attach(self, turn: Turn, place: Place) -> Attached:
+        raise Interrupted("the agent was restarted during the turn")
 
     async def _read(self, turn: Turn, events: asyncio.Queue[TurnEvent]) -> None:
         last: TurnEvent

@@ -68,10 +68,14 @@ class ReplyServer:
         except web.HTTPRequestEntityTooLarge:
             return _refused(413, f"the body is larger than {self._max_body} bytes")
         outcomes = {self._replies.take(callback) for callback in callbacks}
-        answer = {"ok": True}
+        answer: dict[str, object] = {"ok": True}
         if len(outcomes) == 1:
             (outcome,) = outcomes
             answer |= {} if outcome == "taken" else {outcome: True}
+        if "stale" in outcomes:
+            # The plugin keeps what this bridge does not know, until one attaches.
+            ids = dict.fromkeys(callback.reply_to for callback in callbacks)
+            answer["unknown"] = [name for name in ids if not self._replies.knows(name)]
         return web.json_response(answer)
 
 

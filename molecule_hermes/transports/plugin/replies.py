@@ -7,6 +7,8 @@ is over. A callback for any other message is stale.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
+from dataclasses import replace
 from typing import Literal, Self
 
 from molecule_hermes.errors import Draining, EmptyReply, InternalFailure, TurnFailure
@@ -42,19 +44,28 @@ Outcome = Literal["taken", "duplicate", "stale"]
 class Reply:
     """The events of one message's turn. Forgotten on exit."""
 
-    def __init__(self, replies: Replies, message_id: str) -> None:
+    def __init__(self, replies: Replies, message_id: str, after: int = -1) -> None:
         self._replies = replies
         self.message_id = message_id
         self._events: asyncio.Queue[TurnEvent] = asyncio.Queue()
-        self._last_seq = -1
+        self._last_seq = after
         self.ended = False
         self.final = False
         """Whether Hermes itself ended the turn, so that it needs no cancel."""
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the last callback; -1 before the first."""
+        return self._last_seq
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Takes no more callbacks."""
         self._replies._forget(self)
 
     async def next(self) -> TurnEvent:
@@ -85,17 +96,25 @@ class Reply:
 
 
 class Replies:
-    def __init__(self) -> None:
+    def __init__(self, *, remember: int = 4096) -> None:
         self._pending: dict[str, Reply] = {}
+        self._over: OrderedDict[str, None] = OrderedDict()
+        """The last messages whose turns are over."""
+        self._remember = remember
 
     def __len__(self) -> int:
         return len(self._pending)
 
-    def register(self, message_id: str) -> Reply:
+    def register(self, message_id: str, after: int = -1) -> Reply:
+        """The reply of a message. Callbacks up to the number `after` are known already."""
         if message_id in self._pending:
             raise InternalFailure("two turns with one message_id")
-        reply = self._pending[message_id] = Reply(self, message_id)
+        reply = self._pending[message_id] = Reply(self, message_id, after)
         return reply
+
+    def knows(self, message_id: str) -> bool:
+        """Whether this bridge sent the message, or follows it, or did so until a while ago."""
+        return message_id in self._pending or message_id in self._over
 
     def get(self, message_id: str) -> Reply | None:
         return self._pending.get(message_id)
@@ -113,10 +132,18 @@ class Replies:
     def _forget(self, reply: Reply) -> None:
         if self._pending.get(reply.message_id) is reply:
             del self._pending[reply.message_id]
+            self._over[reply.message_id] = None
+            if len(self._over) > self._remember:
+                self._over.popitem(last=False)
 
 
-def event_of(callback: Callback) -> TurnEvent:  # noqa: PLR0911 - one for each type
+def event_of(callback: Callback) -> TurnEvent:
     """What a callback means for the turn."""
+    event = _event(callback)
+    return event if callback.seq is None else replace(event, seq=callback.seq)
+
+
+def _event(callback: Callback) -> TurnEvent:  # noqa: PLR0911 - one for each type
     body, text = callback.body, callback.content
     match body:
         case Delta():
@@ -135,7 +162,7 @@ def event_of(callback: Callback) -> TurnEvent:  # noqa: PLR0911 - one for each t
         case Final():
             return _end(body, text)
         case WireNotice():
-            return Notice(text, body.withdraws)
+            return Notice(text, body.withdraws, body.answer)
         case _:
             return Notice(text)
 

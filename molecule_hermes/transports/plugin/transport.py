@@ -8,7 +8,7 @@ import json
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import aiohttp
 
@@ -23,7 +23,13 @@ from molecule_hermes.errors import (
     TurnFailure,
     Unreachable,
 )
-from molecule_hermes.transports.base import BACKOFF, QuestionGoneError, as_payload
+from molecule_hermes.transports.base import (
+    BACKOFF,
+    Attached,
+    NotSentError,
+    QuestionGoneError,
+    as_payload,
+)
 from molecule_hermes.transports.plugin.callback_server import ReplyServer
 from molecule_hermes.transports.plugin.replies import Replies, Reply
 from molecule_hermes.turns.features import features_of
@@ -31,18 +37,21 @@ from molecule_hermes.turns.model import (
     Canceled,
     Failed,
     Notice,
+    Place,
     Turn,
     TurnEvent,
     is_last,
 )
 from molecule_hermes.wire import (
     ANSWER_PATH,
+    ATTACH_PATH,
     CANCEL_PATH,
     CHECK_PATH,
     HEALTH_PATH,
     INBOUND_PATH,
     SECRET_HEADER,
     Answer,
+    Attach,
     Attachment,
     Cancel,
     Check,
@@ -80,21 +89,29 @@ class PluginTransport:
         callback_host: str = "127.0.0.1",
         callback_port: int = 0,
         patient: bool = False,
+        attach_for: float = 30.0,
         watch_every: float = 0.5,
         backoff: Backoff = BACKOFF,
     ) -> None:
-        """With `patient`, turns wait for a Hermes that is not there: it is being restarted."""
+        """With `patient`, turns wait for a Hermes that is not there: it is being restarted.
+        `attach_for` is how long a turn of an earlier bridge waits for Hermes, in seconds."""
         self._base_url = base_url.rstrip("/")
         self._secret = secret
         self._name = secrets.token_urlsafe(16)
         """Sent with each message, so that only this bridge can answer or cancel for it."""
+        self._names: dict[str, str] = {}
+        """The names under which an earlier bridge sent messages that this one has attached to."""
         self._replies = Replies()
         self._server = ReplyServer(self._replies, callback_host, callback_port, secret)
         self._patient = patient
+        self._attach_for = attach_for
         self._watch_every = watch_every
         self._backoff = backoff
         self._accepted: dict[str, str] = {}
         """The plugin instance that accepted each message."""
+        self._instance = ""
+        """The plugin instance that answered last."""
+        self._leaves_turns = False
         self._pending = asyncio.Event()
         self._sending = asyncio.Semaphore(_CONNECTIONS)
         self._session: aiohttp.ClientSession | None = None
@@ -153,23 +170,87 @@ class PluginTransport:
         The message is sent in a separate task, because callbacks can arrive before the POST is
         answered.
         """
-        with self._replies.register(turn.message_id) as reply:
-            self._pending.set()
-            sender = asyncio.create_task(self._send(turn, reply), name=f"plugin:{turn.message_id}")
-            try:
-                while True:
-                    event = await reply.next()
+        reply = self._replies.register(turn.message_id)
+        sender = asyncio.create_task(self._send(turn, reply), name=f"plugin:{turn.message_id}")
+        try:
+            async with contextlib.aclosing(self._follow(turn, reply)) as events:
+                async for event in events:
                     yield event
-                    if is_last(event):
-                        return
+        finally:
+            sender.cancel()
+            await asyncio.wait({sender})
+
+    def place(self, turn: Turn) -> Place:
+        instance = self._accepted.get(turn.message_id) or self._instance
+        return Place(self._base_url, instance, self._name_for(turn))
+
+    async def attach(self, turn: Turn, place: Place) -> Attached:
+        if place.address != self._base_url:
+            raise Interrupted("the turn ran in another Hermes before the agent was restarted")
+        self._names[turn.message_id] = place.bridge
+        reply = self._replies.register(turn.message_id, place.seq)
+        try:
+            body = await self._post_attach(turn, reply) or await self._missing(place)
+        except BaseException:
+            self._forget(turn, reply)
+            raise
+        self._accepted[turn.message_id] = str(body.get("instance", ""))
+        questions = body.get("questions")
+        open_ones = frozenset(map(str, questions)) if isinstance(questions, list) else frozenset()
+        return Attached(self._follow(turn, reply), open_ones)
+
+    def leave_turns(self) -> None:
+        self._leaves_turns = True
+
+    async def _follow(self, turn: Turn, reply: Reply) -> AsyncGenerator[TurnEvent, None]:
+        self._pending.set()
+        try:
+            while True:
+                event = await reply.next()
+                yield event
+                if is_last(event):
+                    return
+        finally:
+            try:
+                if not reply.final and not self._leaves_turns:
+                    await self._post_cancel(turn)
             finally:
-                sender.cancel()
-                try:
-                    await asyncio.wait({sender})
-                    if not reply.final:
-                        await self._post_cancel(turn)
-                finally:
-                    self._accepted.pop(turn.message_id, None)
+                self._forget(turn, reply)
+
+    def _forget(self, turn: Turn, reply: Reply) -> None:
+        reply.forget()
+        self._accepted.pop(turn.message_id, None)
+        self._names.pop(turn.message_id, None)
+
+    def _name_for(self, turn: Turn) -> str:
+        return self._names.get(turn.message_id, self._name)
+
+    async def _post_attach(self, turn: Turn, reply: Reply) -> dict[str, Any] | None:
+        """The plugin's answer; None if it does not know the message."""
+        attach = Attach(turn.message_id, self._server.url, reply.last_seq, self._name_for(turn))
+        for delay in self._backoff.delays(within=self._attach_for):
+            try:
+                status, body = await self._post(ATTACH_PATH, attach)
+            except (aiohttp.ClientError, TimeoutError):
+                status, body = 503, {}
+            if status == 200:
+                return body
+            if status == 404:
+                return None
+            if status not in (429, 503):
+                raise self._refusal(status, body)
+            await asyncio.sleep(delay)
+        raise Interrupted("Hermes did not answer after the agent was restarted")
+
+    async def _missing(self, place: Place) -> NoReturn:
+        """Raises what it means that the plugin does not know a message that was to be sent."""
+        try:
+            instance = str((await self._health(timeout=3.0)).get("instance", ""))
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            instance = ""
+        if instance and instance == place.instance:
+            raise NotSentError
+        raise Interrupted("Hermes was restarted during the turn")
 
     async def cancel(self, turn: Turn) -> None:
         reply = self._replies.get(turn.message_id)
@@ -180,7 +261,7 @@ class PluginTransport:
             reply.add(Canceled())
 
     async def answer(self, turn: Turn, question_id: str, answer: str) -> None:
-        message = Answer(turn.message_id, question_id, answer, self._name)
+        message = Answer(turn.message_id, question_id, answer, self._name_for(turn))
         for attempt in range(1, _SENDS + 1):
             try:
                 status, body = await self._post(ANSWER_PATH, message)
@@ -228,7 +309,11 @@ class PluginTransport:
                     raise self._lost(sends) from error
             else:
                 if status in (200, 202):  # older plugins answer 200
-                    self._accepted[turn.message_id] = str(body.get("instance", ""))
+                    self._instance = str(body.get("instance", ""))
+                    self._accepted[turn.message_id] = self._instance
+                    if body.get("duplicate"):
+                        # An earlier request arrived, perhaps that of an earlier bridge.
+                        await self._post_attach(turn, reply)
                     return
                 if status not in (429, 503):
                     raise self._refusal(status, body)
@@ -255,7 +340,7 @@ class PluginTransport:
                 a2a_task_id=_label(turn.task_id),
                 a2a_context_id=_label(turn.context_id),
             ),
-            bridge=self._name,
+            bridge=self._name_for(turn),
             system_prompt=turn.system_prompt,
         )
 
@@ -267,7 +352,7 @@ class PluginTransport:
 
     async def _post_cancel(self, turn: Turn) -> bool:
         """Returns whether the plugin knows the message and will end its turn."""
-        cancel = Cancel(turn.message_id, self._name)
+        cancel = Cancel(turn.message_id, self._name_for(turn))
         try:
             async with asyncio.timeout(3.0):
                 return (await self._post(CANCEL_PATH, cancel))[0] == 200
@@ -315,10 +400,11 @@ class PluginTransport:
             health = await response.json()
         if not isinstance(health, dict) or not health.get("ok"):
             raise ValueError("not a health report of the plugin")
+        self._instance = str(health.get("instance", ""))
         return health
 
     async def _post(
-        self, path: str, message: Inbound | Cancel | Answer | Check
+        self, path: str, message: Inbound | Cancel | Answer | Attach | Check
     ) -> tuple[int, dict[str, Any]]:
         url = self._base_url + path
         data = as_payload(json.dumps(message.to_json()).encode())

@@ -1,0 +1,54 @@
+"""What a bridge stores of a running turn with its task, so that another bridge can go on with it.
+
+The record and the task are one write, so the record's place is exactly how far the task has come.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from molecule_hermes.turns.model import Place, Question
+
+__all__ = ["TurnRecord"]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRecord:
+    message_id: str
+    """The message's name on the wire."""
+    place: Place
+    sent: bool
+    """Whether Hermes has, or may have, the message."""
+    began: float
+    """In seconds since 1970."""
+    seconds_left: float
+    """Of the turn's time limit."""
+    first_text: float | None = None
+    """Seconds from the beginning to the first text."""
+    accepted: tuple[str, ...] = ()
+    """The media types that the peer accepts."""
+    question: Question | None = None
+    """The question that waits for the peer's answer."""
+    expires_at: str = ""
+
+    def to_json(self) -> str:
+        data = {name: getattr(self, name) for name in self.__slots__}
+        data["place"] = asdict(self.place)
+        data["question"] = asdict(self.question) if self.question else None
+        return json.dumps(data, separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """The record, or None if there is none or another version of the bridge wrote it."""
+        try:
+            data: dict[str, Any] = json.loads(text)
+            place, question = data.pop("place"), data.pop("question")
+            accepted = tuple(map(str, data.pop("accepted")))
+            asked = (
+                Question(**question | {"choices": tuple(question["choices"])}) if question else None
+            )
+            return cls(**data, place=Place(**place), question=asked, accepted=accepted)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
