@@ -17,7 +17,7 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -40,10 +40,13 @@ from molecule_hermes.errors import (
 )
 from molecule_hermes.protocol import status as updates
 from molecule_hermes.protocol.active_turn import ActiveTurn
+from molecule_hermes.protocol.data_reply import DataReplies
 from molecule_hermes.protocol.dialogue import Approvals, Dialogue
 from molecule_hermes.protocol.incoming import Attachments, without_bytes
 from molecule_hermes.protocol.message_reply import MessageQueue
+from molecule_hermes.protocol.prompts import Prompts
 from molecule_hermes.protocol.reply import ReplyArtifact
+from molecule_hermes.protocol.schema_process import SchemaProcesses
 from molecule_hermes.protocol.states import state_name
 from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.transports.base import Transport
@@ -69,6 +72,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         *,
         attachments: Attachments | None = None,
         system_prompt: str = "",
+        models: Collection[str] = (),
         turn_timeout: float = 600.0,
         cancel_timeout: float = 10.0,
         approvals: Approvals = "ask",
@@ -81,11 +85,15 @@ class HermesAgentProxyExecutor(AgentExecutor):
     ) -> None:
         """`admit` raises a `TurnFailure` for a peer whose turns are refused at present. Without
         `asks`, Hermes's questions are refused at once. With `replies_with_message`, a turn emits
-        one Message instead of a task; its questions must be refused then. `complete` adds what a
-        platform's messages say about their turns."""
+        one Message instead of a task; its questions must be refused then. `models` are those that
+        a message may choose. `complete` adds what a platform's messages say about their turns."""
         self._transport = transport
         self._scheduler = scheduler or Scheduler()
-        self._attachments = attachments or Attachments(transport.features)
+        schemas = SchemaProcesses()
+        self._prompts = Prompts(
+            attachments or Attachments(transport.features), schemas, transport.features, models
+        )
+        self._data_replies = DataReplies(schemas)
         self._system_prompt = system_prompt
         self._turn_timeout = turn_timeout
         self._cancel_timeout = cancel_timeout
@@ -219,8 +227,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
             async with active.deadline, active.reply:
                 _refuse_an_orphaned_answer(context)
                 self._admit(active.turn.peer)
-                text, files = await self._attachments.read(context.message, active.turn.peer)
-                active.turn = replace(active.turn, text=text, attachments=files)
+                active.turn, active.output = await self._prompts.complete(active.turn, context)
                 return await self._schedule(active)
         except TimeoutError:
             if active.run.stop:
@@ -264,6 +271,12 @@ class HermesAgentProxyExecutor(AgentExecutor):
 
     async def _forward(self, active: ActiveTurn) -> End:
         active.run.send()
+        last = await self._relay(active)
+        if active.output is not None and isinstance(last, Completed):
+            return await self._data_replies.settle(active, last, self._relay)
+        return last
+
+    async def _relay(self, active: ActiveTurn) -> End:
         async with aclosing(self._transport.run(active.turn)) as events:
             async for event in events:
                 await self._dialogue.show(active, event)
@@ -280,7 +293,10 @@ class HermesAgentProxyExecutor(AgentExecutor):
         state, message = TaskState.TASK_STATE_CANCELED, None
         match last:
             case Completed():
-                await active.reply.finish(last.text)
+                if active.data is None:
+                    await active.reply.finish(last.text)
+                else:
+                    await active.reply.finish_with(active.data)
                 state = TaskState.TASK_STATE_COMPLETED
             case Failed(failure):
                 await active.reply.keep()

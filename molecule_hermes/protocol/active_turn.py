@@ -7,11 +7,13 @@ import time
 from dataclasses import dataclass, field
 
 from a2a.server.tasks import TaskUpdater
+from a2a.types import Part
 
 from molecule_hermes.errors import Interrupted
 from molecule_hermes.protocol import status as updates
 from molecule_hermes.protocol.output_modes import accepts
 from molecule_hermes.protocol.reply import ReplyArtifact
+from molecule_hermes.protocol.structured_output import StructuredOutput
 from molecule_hermes.turns.model import (
     FileProduced,
     Notice,
@@ -37,6 +39,10 @@ class ActiveTurn:
     deadline: asyncio.Timeout
     accepted: tuple[str, ...] = ()
     """The media types that the peer accepts; empty if it accepts everything."""
+    output: StructuredOutput | None = None
+    """The data that the peer wants as its answer. No text is shown then: half JSON is none."""
+    data: Part | None = None
+    """The answer, if it is data."""
     run: TurnRun = field(default_factory=TurnRun)
     task: asyncio.Task[None] | None = None
     slot: Slot | None = None
@@ -61,6 +67,8 @@ class ActiveTurn:
     async def show(self, event: TurnEvent) -> None:
         """Shows the peer an event that is not a question."""
         if isinstance(event, TextDelta):
+            if self.output is not None:
+                return
             self.first_text = self.first_text or time.monotonic()
             await self.reply.add(event.text, replace=event.replace)
             return
