@@ -74,7 +74,8 @@ class ModelRequests:
             if not _is_refusal(error):
                 raise
             self._remember(key)
-            raise ResponseFormatRefused("the provider does not accept response_format") from error
+        # Outside of the handler: Hermes looks for a status in the cause and the context, too.
+        raise ResponseFormatRefused("the provider does not accept response_format")
 
     def _remember(self, key: tuple[str, ...]) -> None:
         log.info("the provider refuses a response_format; asking without it")
@@ -84,8 +85,8 @@ class ModelRequests:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the provider's error is about the format. Hermes wraps it (middleware.py:249)."""
-    original = getattr(error, "original", error)
+    """Whether the provider's error is about the format. Hermes wraps it (middleware.py:282)."""
+    original = error.__cause__ or error
     words = str(original).lower()
     status = getattr(original, "status_code", None)
     return status in (400, 404, 415, 422) and any(each in words for each in _REFUSALS)

@@ -90,25 +90,33 @@ def schema_problem(schema: dict[str, Any]) -> str:
     """Why the schema cannot be used; empty if it can."""
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import validator_for
-    from referencing.exceptions import Unresolvable
-    from referencing.jsonschema import specification_with
 
     draft = validator_for(schema, default=None if "$schema" in schema else _newest_draft())
     if draft is None:
         return "its $schema is not a known draft of JSON Schema"
     try:
         draft.check_schema(schema)
-        root = specification_with(draft.META_SCHEMA["$schema"]).create_resource(schema)
-        resolver = _registry().resolver_with_root(root)
-        for reference in _references(schema):
-            resolver.lookup(reference)
+        if lost := _lost_reference(schema, draft):
+            return f"the reference {shorten(lost, 200)} leads nowhere"
         draft(schema, registry=_registry()).is_valid(None)
     except SchemaError as error:
         return f"{error.json_path}: {shorten(error.message, 200)}"
-    except Unresolvable as error:
-        return f"the reference {shorten(error.ref, 200)} leads nowhere"
     except RecursionError:
         return "it refers to itself in a circle"
+    return ""
+
+
+def _lost_reference(schema: dict[str, Any], draft: Any) -> str:
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import specification_with
+
+    root = specification_with(draft.META_SCHEMA["$schema"]).create_resource(schema)
+    resolver = _registry().resolver_with_root(root)
+    for reference in _references(schema):
+        try:
+            resolver.lookup(reference)
+        except Unresolvable:
+            return reference
     return ""
 
 

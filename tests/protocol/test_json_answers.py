@@ -95,8 +95,8 @@ def test_what_can_be_sent_holds_no_number_that_changes(value: Any) -> None:
         ({"properties": {"a": 3}}, "$.properties.a"),
         ({"pattern": "("}, "regex"),
         ({"$schema": "https://example.com/mine"}, "$schema is not a known draft"),
-        ({"$ref": "#/$defs/none"}, "/$defs/none leads nowhere"),
-        ({"properties": {"a": {"items": {"$ref": "#lost"}}}}, "lost leads nowhere"),
+        ({"$ref": "#/$defs/none"}, "#/$defs/none leads nowhere"),
+        ({"properties": {"a": {"items": {"$ref": "#lost"}}}}, "#lost leads nowhere"),
         ({"$ref": "#"}, "in a circle"),
     ],
 )
