@@ -82,6 +82,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         metrics: Metrics | None = None,
         admit: Callable[[str], None] | None = None,
         complete: Callable[[Turn, Message], Turn] | None = None,
+        schemas: SchemaProcesses | None = None,
     ) -> None:
         """`admit` raises a `TurnFailure` for a peer whose turns are refused at present. Without
         `asks`, Hermes's questions are refused at once. With `replies_with_message`, a turn emits
@@ -89,7 +90,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         a message may choose. `complete` adds what a platform's messages say about their turns."""
         self._transport = transport
         self._scheduler = scheduler or Scheduler()
-        schemas = SchemaProcesses()
+        schemas = schemas or SchemaProcesses()
         self._prompts = Prompts(
             attachments or Attachments(transport.features), schemas, transport.features, models
         )

@@ -58,7 +58,7 @@ class DataReplies:
     async def _take(self, active: ActiveTurn, output: StructuredOutput, text: str) -> str:
         """Takes the data in the text as the answer, or returns what is wrong with it."""
         try:
-            verdict = await self._schemas.judge(output.schema, text)
+            verdict = await self._schemas.judge(output.schema, text, active.turn.peer)
         except UnusableSchemaError as error:
             await active.reply.add(text)
             raise BadRequest(

@@ -50,20 +50,20 @@ class Prompts:
         Raises a `TurnFailure` for a request that cannot be met.
         """
         turn = replace(turn, model=chosen_model(context.message, self._models))
-        output = await self._output(context)
+        output = await self._output(context, turn.peer)
         text, files = await self._attachments.read(context.message, turn.peer)
         earlier = quoted(context.related_tasks)
         text = "\n\n".join(filter(None, (earlier, text)))
         turn = replace(turn, text=text, attachments=files)
         return (output.prompt(turn) if output is not None else turn), output
 
-    async def _output(self, context: RequestContext) -> StructuredOutput | None:
+    async def _output(self, context: RequestContext, peer: str) -> StructuredOutput | None:
         config = context.configuration
         accepted = tuple(config.accepted_output_modes) if config is not None else ()
         try:
             output = requested_output(context.message, accepted)
             if output is not None and output.schema is not None:
-                await self._schemas.require_sound(output.schema)
+                await self._schemas.require_sound(output.schema, peer)
         except (BadSchemaError, UnusableSchemaError) as error:
             raise BadRequest(
                 f"the schema cannot be used: {error}", hint="send another schema, or none"

@@ -97,6 +97,7 @@ class BridgeRequestHandler(RequestHandler):
         max_events: int = 1024,
         close_timeout: float = 10.0,
         metrics: Metrics | None = None,
+        schemas: SchemaProcesses | None = None,
     ) -> None:
         self.card = card
         self._executor = executor
@@ -107,7 +108,7 @@ class BridgeRequestHandler(RequestHandler):
         self._quota = quota
         self._max_events = max_events
         self._metrics = metrics or Metrics()
-        self._schemas = SchemaProcesses()
+        self._schemas = schemas or SchemaProcesses()
         self._calls = ExecutorCalls(executor, close_timeout=close_timeout)
 
     @property
@@ -207,7 +208,7 @@ class BridgeRequestHandler(RequestHandler):
             return await self._accept_answer(params, context)
         if self._quota is not None:
             self._quota.require_room_for_refusal(resolve_user_scope(context))
-        await require_schema(params, self._schemas)
+        await require_schema(params, self._schemas, resolve_user_scope(context))
         resent = self._resends.find(message, context)
         related = [] if resent else await referenced_tasks(message, context, self._tasks.get)
         task_id, context_id = str(uuid.uuid4()), message.context_id or str(uuid.uuid4())

@@ -6,10 +6,12 @@ import asyncio
 import json
 import signal
 import sys
+import uuid
 from collections import OrderedDict
 from typing import Any
 
 from molecule_hermes.protocol import json_answers
+from molecule_hermes.turns.scheduler import Scheduler
 
 __all__ = ["SchemaProcesses", "UnusableSchemaError"]
 
@@ -26,31 +28,32 @@ class UnusableSchemaError(ValueError):
 
 
 class SchemaProcesses:
-    """Starts a process for each question; at most two run at once."""
+    """Starts a process for each question; at most two run at once, and peers alternate."""
 
     def __init__(self) -> None:
-        self._running = asyncio.Semaphore(_AT_ONCE)
+        self._scheduler = Scheduler(_AT_ONCE)
         self._sound: OrderedDict[str, None] = OrderedDict()
         """Schemas that were found to be sound, the last ones."""
 
-    async def require_sound(self, schema: dict[str, Any]) -> None:
-        """Raises `UnusableSchemaError` for a schema that is none."""
+    async def require_sound(self, schema: dict[str, Any], peer: str) -> None:
+        """Raises `UnusableSchemaError` for a schema that is none, and `Busy` if too many wait."""
         known = json.dumps(schema, sort_keys=True)
         if known in self._sound:
             self._sound.move_to_end(known)
             return
-        await self._ask({"schema": schema})
+        await self._ask({"schema": schema}, peer)
         self._sound[known] = None
         while len(self._sound) > _REMEMBERED:
             self._sound.popitem(last=False)
 
-    async def judge(self, schema: dict[str, Any] | None, text: str) -> dict[str, Any]:
+    async def judge(self, schema: dict[str, Any] | None, text: str, peer: str) -> dict[str, Any]:
         """Returns `{"value": VALUE}`, or `{"problem": WHY}` for an answer that is not valid. Raises
-        `UnusableSchemaError` if the schema cannot be applied."""
-        return await self._ask({"schema": schema, "text": text})
+        `UnusableSchemaError` if the schema cannot be applied, and `Busy` if too many wait."""
+        return await self._ask({"schema": schema, "text": text}, peer)
 
-    async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        async with self._running:
+    async def _ask(self, request: dict[str, Any], peer: str) -> dict[str, Any]:
+        async with self._scheduler.enter(uuid.uuid4().hex, peer) as slot:
+            await slot.wait()
             verdict = await _run(json.dumps(request).encode())
         if why := verdict.get("schemaProblem"):
             raise UnusableSchemaError(why)

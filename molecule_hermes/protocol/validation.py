@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from a2a.types import Message, Role, SendMessageRequest, Task, TaskState
@@ -11,6 +12,7 @@ from a2a.utils.errors import (
     UnsupportedOperationError,
 )
 
+from molecule_hermes.errors import Busy
 from molecule_hermes.protocol.output_modes import accepts_json, accepts_text
 from molecule_hermes.protocol.schema_process import SchemaProcesses, UnusableSchemaError
 from molecule_hermes.protocol.states import TERMINAL, WORKING
@@ -60,12 +62,14 @@ def _require_reply_accepted(accepted: Sequence[str]) -> None:
         )
 
 
-async def require_schema(params: SendMessageRequest, schemas: SchemaProcesses) -> None:
-    """Checks the schema of a message that asks for data."""
+async def require_schema(params: SendMessageRequest, schemas: SchemaProcesses, peer: str) -> None:
+    """Checks the schema of a message that asks for data. If too many wait for that, the executor
+    refuses the message."""
     try:
         output = requested_output(params.message, params.configuration.accepted_output_modes)
         if output is not None and output.schema is not None:
-            await schemas.require_sound(output.schema)
+            with contextlib.suppress(Busy):
+                await schemas.require_sound(output.schema, peer)
     except (BadSchemaError, UnusableSchemaError) as error:
         raise InvalidParamsError(f"the schema cannot be used: {error}") from error
 

@@ -138,6 +138,26 @@ async def test_the_provider_is_asked_for_the_format_and_the_model_in_this_turn_o
 
 
 @pytest.mark.hermes
+async def test_a_subagent_is_not_asked_for_the_format_of_the_answer(tmp_path: Path) -> None:
+    said = 'demo:call=delegate_task {"goal": "demo:say the goal of a subagent"}'
+    async with recorded_model() as model, callback_server() as callbacks:
+        over = {"model": {"base_url": model.url}}
+        async with running_hermes(tmp_path, over=over) as hermes:
+            message = await hermes.say(callbacks, said, response_format=FORM, model="large")
+            assert (await callbacks.final(message))[1].status == "completed"
+    users = [
+        (str([m["content"] for m in request["messages"] if m["role"] == "user"]), request)
+        for request in model.requests
+        if request.get("tools")
+    ]
+    parent = [request for text, request in users if "delegate_task" in text]
+    child = [request for text, request in users if "delegate_task" not in text]
+    assert [(r["model"], "response_format" in r) for r in parent] == [("large", True)] * 2
+    assert [(r["model"], "response_format" in r) for r in child] == [("molecule-demo", False)]
+    assert "the goal of a subagent" in str(child)
+
+
+@pytest.mark.hermes
 async def test_a_turn_completes_although_the_provider_refuses_the_format(tmp_path: Path) -> None:
     async with recorded_model() as model, callback_server() as callbacks:
         model.refuses = "response_format"

@@ -26,12 +26,12 @@ def processes() -> list[psutil.Process]:
 async def test_an_answer_is_judged() -> None:
     schemas = SchemaProcesses()
     schema = {"type": "object", "required": ["größe"]}
-    await schemas.require_sound(schema)
-    assert await schemas.judge(schema, '{"größe": "世界"}') == {"value": {"größe": "世界"}}
-    assert "'größe' is a required" in (await schemas.judge(schema, "{}"))["problem"]
-    assert await schemas.judge(None, "3") == {"value": 3}
+    await schemas.require_sound(schema, "alice")
+    assert await schemas.judge(schema, '{"größe": "世界"}', "alice") == {"value": {"größe": "世界"}}
+    assert "'größe' is a required" in (await schemas.judge(schema, "{}", "alice"))["problem"]
+    assert await schemas.judge(None, "3", "alice") == {"value": 3}
     with pytest.raises(UnusableSchemaError, match=r"\$\.type"):
-        await schemas.require_sound({"type": 3})
+        await schemas.require_sound({"type": 3}, "alice")
 
 
 @pytest.mark.parametrize("kind", ["pattern", "references", "recursion"])
@@ -46,7 +46,7 @@ async def test_a_schema_that_takes_for_ever_ends_and_blocks_nobody(kind: str) ->
     }[kind]
     text = '{"a":' * 23 + "1" + "}" * 23 if kind == "recursion" else f'"{"a" * 60}!"'
     schemas = SchemaProcesses()
-    judging = asyncio.create_task(schemas.judge(schema, text))
+    judging = asyncio.create_task(schemas.judge(schema, text, "alice"))
     await until(processes)
     slowest = 0.0
     loop = asyncio.get_running_loop()
@@ -60,8 +60,23 @@ async def test_a_schema_that_takes_for_ever_ends_and_blocks_nobody(kind: str) ->
     assert not processes()
 
 
+async def test_a_peer_with_slow_schemas_delays_another_by_one_at_most() -> None:
+    schemas = SchemaProcesses()
+    slow = [
+        asyncio.create_task(schemas.judge(SLOW, f'"{"a" * 60}!"', "mallory")) for _ in range(20)
+    ]
+    await until(lambda: len(processes()) == 2)
+    assert await schemas.judge(None, "3", "alice") == {"value": 3}
+    assert sum(task.done() for task in slow) <= 2
+    assert len(processes()) <= 2
+    for task in slow:
+        task.cancel()
+    await asyncio.wait(slow)
+    assert not processes()
+
+
 async def test_a_turn_that_ends_meanwhile_leaves_no_process() -> None:
-    judging = asyncio.create_task(SchemaProcesses().judge(SLOW, f'"{"a" * 60}!"'))
+    judging = asyncio.create_task(SchemaProcesses().judge(SLOW, f'"{"a" * 60}!"', "alice"))
     await until(processes)
     judging.cancel()
     await asyncio.wait({judging})
@@ -80,7 +95,7 @@ async def test_no_other_document_is_fetched() -> None:
     app.router.add_get("/{name}", schema)
     async with serve(app) as url:
         with pytest.raises(UnusableSchemaError, match="leads nowhere"):
-            await SchemaProcesses().judge({"$ref": f"{url}/schema"}, "1")
+            await SchemaProcesses().judge({"$ref": f"{url}/schema"}, "1", "alice")
     assert not asked
 
 
@@ -90,4 +105,4 @@ async def test_files_in_the_working_directory_are_not_imported(
     for name in ("jsonschema", "json", "referencing"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(7)")
     monkeypatch.chdir(tmp_path)
-    assert await SchemaProcesses().judge({"type": "integer"}, "3") == {"value": 3}
+    assert await SchemaProcesses().judge({"type": "integer"}, "3", "alice") == {"value": 3}
