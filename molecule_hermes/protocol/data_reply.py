@@ -30,17 +30,22 @@ class DataReplies:
     async def settle(
         self,
         active: ActiveTurn,
-        first: Completed,
+        answered: Completed,
         relay: Callable[[ActiveTurn], Awaitable[End]],
     ) -> End:
         """Returns the turn's end: its answer is in `active.data`, or it failed and its text is the
-        reply. `relay` sends `active.turn` to Hermes and returns how that ended."""
+        reply. `relay` sends `active.turn` to Hermes and returns how that ended.
+
+        The turn may be a repair already: that of a bridge that was restarted meanwhile.
+        """
         output = active.output
         if output is None:
-            return first
-        problem = await self._take(active, output, first.text)
+            return answered
+        problem = await self._take(active, output, answered.text)
         if not problem:
-            return first
+            return answered
+        if output.is_repair(active.turn):
+            return await _refuse(active, answered.text, problem)
         if active.run.stop is not None:
             return Canceled()
         remark = "the answer does not have the form that was asked for; the agent corrects it"
@@ -49,11 +54,10 @@ class DataReplies:
         active.turn = output.repair(active.turn, problem)
         second = await relay(active)
         if not isinstance(second, Completed):
-            await active.reply.add(first.text)
+            await active.reply.add(answered.text)
             return second
-        second = replace(second, usage=first.usage + second.usage)
-        problem = await self._take(active, output, second.text)
-        return await _refuse(active, second.text, problem) if problem else second
+        second = replace(second, usage=answered.usage + second.usage)
+        return await self.settle(active, second, relay)
 
     async def _take(self, active: ActiveTurn, output: StructuredOutput, text: str) -> str:
         """Takes the data in the text as the answer, or returns what is wrong with it."""

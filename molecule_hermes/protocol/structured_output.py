@@ -27,6 +27,7 @@ MAX_SCHEMA = 32_768
 MAX_SCHEMA_DEPTH = 32
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _MAX_PROBLEM = 1000
+_REPAIR = "-repair"
 
 
 class BadSchemaError(ValueError):
@@ -63,11 +64,14 @@ class StructuredOutput:
         why = shorten(redact(problem), _MAX_PROBLEM)
         return replace(
             turn,
-            message_id=f"{turn.message_id}-repair",
+            message_id=f"{turn.message_id}{_REPAIR}",
             text=f"[Your last answer cannot be used: {why}]\n{self._instruction()}",
             attachments=(),
             history=(),
         )
+
+    def is_repair(self, turn: Turn) -> bool:
+        return turn.message_id.endswith(_REPAIR)
 
     def _instruction(self) -> str:
         only = (

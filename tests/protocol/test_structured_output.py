@@ -113,6 +113,7 @@ def test_a_repair_names_the_problem_in_a_message_that_can_be_found_again() -> No
     first = output.prompt(turn())
     again = output.repair(first, "$.größe: 'x' is not of type 'integer', sk-abcdefghijkl")
     assert again.message_id == "m1-repair"
+    assert (output.is_repair(first), output.is_repair(again)) == (False, True)
     assert again.text.startswith("[Your last answer cannot be used: $.größe: 'x' is not")
     assert "sk-abc" not in again.text
     assert again.text.endswith(json.dumps(SCHEMA, ensure_ascii=False))
