@@ -116,6 +116,15 @@ def _default_state_dir() -> Path:
 _MODEL_NAME = r"^([A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199})?$"
 
 
+def _models(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    names = tuple(filter(None, (name.strip() for name in value.split(","))))
+    if not all(re.match(_MODEL_NAME, name) for name in names):
+        raise ValueError("bad name")
+    return names
+
+
 def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
@@ -197,6 +206,12 @@ class Settings(BaseModel):
         "auto",
         "auto (the demo model answers if no model key is set and the bridge is reachable on "
         "loopback only), always (it answers, whatever keys are set) or never",
+    )
+    models: Annotated[tuple[str, ...], BeforeValidator(_models)] = _own(
+        "MODELS",
+        (),
+        "name,name,… — the models that a message may choose for its turn, as the provider of "
+        "Hermes's own model names them; if unset, none",
     )
     system_prompt: Annotated[str, Field(max_length=MAX_SYSTEM_PROMPT)] = _own(
         "SYSTEM_PROMPT", "", f"a system prompt for Hermes, at most {MAX_SYSTEM_PROMPT} characters"

@@ -17,7 +17,7 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -39,11 +39,14 @@ from molecule_hermes.errors import (
 )
 from molecule_hermes.protocol import status as updates
 from molecule_hermes.protocol.active_turn import ActiveTurn
+from molecule_hermes.protocol.data_reply import DataReplies
 from molecule_hermes.protocol.dialogue import Approvals, Dialogue
 from molecule_hermes.protocol.incoming import Attachments, is_whole, without_bytes
 from molecule_hermes.protocol.message_reply import MessageQueue
+from molecule_hermes.protocol.prompts import Prompts
 from molecule_hermes.protocol.recovery import Resumed
 from molecule_hermes.protocol.reply import reply_text
+from molecule_hermes.protocol.schema_process import SchemaProcesses
 from molecule_hermes.protocol.states import state_name
 from molecule_hermes.protocol.turn_record import TurnRecord
 from molecule_hermes.telemetry.metrics import Metrics
@@ -83,6 +86,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         *,
         attachments: Attachments | None = None,
         system_prompt: str = "",
+        models: Collection[str] = (),
         turn_timeout: float = 600.0,
         cancel_timeout: float = 10.0,
         approvals: Approvals = "ask",
@@ -92,14 +96,19 @@ class HermesAgentProxyExecutor(AgentExecutor):
         metrics: Metrics | None = None,
         admit: Callable[[str], None] | None = None,
         complete: Callable[[Turn, Message], Turn] | None = None,
+        schemas: SchemaProcesses | None = None,
     ) -> None:
         """`admit` raises a `TurnFailure` for a peer whose turns are refused at present. Without
         `asks`, Hermes's questions are refused at once. With `replies_with_message`, a turn emits
-        one Message instead of a task; its questions must be refused then. `complete` adds what a
-        platform's messages say about their turns."""
+        one Message instead of a task; its questions must be refused then. `models` are those that
+        a message may choose. `complete` adds what a platform's messages say about their turns."""
         self._transport = transport
         self._scheduler = scheduler or Scheduler()
-        self._attachments = attachments or Attachments(transport.features)
+        schemas = schemas or SchemaProcesses()
+        self._prompts = Prompts(
+            attachments or Attachments(transport.features), schemas, transport.features, models
+        )
+        self._data_replies = DataReplies(schemas)
         self._system_prompt = system_prompt
         self._turn_timeout = turn_timeout
         self._cancel_timeout = cancel_timeout
@@ -158,33 +167,22 @@ class HermesAgentProxyExecutor(AgentExecutor):
         if active := self._runs.get(context.task_id or ""):
             await self._stop(active)
 
-    def resume(self, task: Task, record: TurnRecord, event_queue: EventQueue, peer: str) -> Resumed:
-        """Goes on with the turn of a task that an earlier bridge has left."""
-        message = task.history[0] if task.history else None
-        turn = Turn(
-            record.message_id,
-            peer,
-            task.context_id,
-            task.id,
-            text="",
-            a2a_message_id=message.message_id if message is not None else "",
-            system_prompt=self._system_prompt,
-        )
-        if message is not None:
-            turn = self._complete(turn, message)
+    def resume(
+        self, context: RequestContext, record: TurnRecord, event_queue: EventQueue
+    ) -> Resumed:
+        """Goes on with the turn of a task that an earlier bridge has left. The context is that of
+        the message that began it."""
+        task = context.current_task or Task()
         active = ActiveTurn.create(
-            turn,
+            replace(self._turn(context), message_id=record.message_id),
             event_queue,
             seconds=max(_LEAST_SECONDS, record.seconds_left),
             accepted=record.accepted,
             text=reply_text(task),
         )
-        active.queue.seq, active.sent = record.place.seq, record.sent
-        active.began -= max(0.0, time.time() - record.began)
-        if record.first_text is not None:
-            active.first_text = active.began + record.first_text
+        active.restore(record)
         resumed = Resumed(task, record)
-        self._start(active, self._resume(active, resumed, message))
+        self._start(active, self._resume(active, context, resumed))
         return resumed
 
     async def drain(self, timeout: float, *, leave: bool = False) -> None:
@@ -239,9 +237,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
             await active.abandon()
 
     async def _begin(self, context: RequestContext, event_queue: EventQueue) -> ActiveTurn:
-        turn = replace(_turn(context), system_prompt=self._system_prompt)
-        if context.message is not None:
-            turn = self._complete(turn, context.message)
+        turn = self._turn(context)
         config = context.configuration
         accepted = tuple(config.accepted_output_modes) if config is not None else ()
         active = ActiveTurn.create(turn, event_queue, seconds=self._turn_timeout, accepted=accepted)
@@ -251,6 +247,10 @@ class HermesAgentProxyExecutor(AgentExecutor):
             await active.queue.enqueue_event(updates.submitted(turn, kept))
         self._start(active, self._run(active, context))
         return active
+
+    def _turn(self, context: RequestContext) -> Turn:
+        turn = replace(_turn(context), system_prompt=self._system_prompt)
+        return self._complete(turn, context.message) if context.message is not None else turn
 
     def _register(self, active: ActiveTurn) -> None:
         self._runs[active.turn.task_id] = active
@@ -279,27 +279,27 @@ class HermesAgentProxyExecutor(AgentExecutor):
     async def _run(self, active: ActiveTurn, context: RequestContext) -> End:
         _refuse_an_orphaned_answer(context)
         self._admit(active.turn.peer)
-        return await self._read_and_schedule(active, context.message)
+        return await self._prepare_and_schedule(active, context)
 
-    async def _read_and_schedule(self, active: ActiveTurn, message: Message | None) -> End:
-        text, files = await self._attachments.read(message, active.turn.peer)
-        active.turn = replace(active.turn, text=text, attachments=files)
+    async def _prepare_and_schedule(self, active: ActiveTurn, context: RequestContext) -> End:
+        active.turn, active.output = await self._prompts.complete(active.turn, context)
         return await self._schedule(active)
 
-    async def _resume(self, active: ActiveTurn, resumed: Resumed, message: Message | None) -> End:
+    async def _resume(self, active: ActiveTurn, context: RequestContext, resumed: Resumed) -> End:
         try:
             if active.sent:
                 with contextlib.suppress(NotSentError):
-                    return await self._attach(active, resumed)
-            if message is None or not is_whole(message):
+                    return await self._attach(active, context, resumed)
+            if context.message is None or not is_whole(context.message):
                 gone = "the agent was restarted before the turn began, and the files are gone"
                 raise Interrupted.before_it_began(gone)
         finally:
             resumed.settle()
-        return await self._read_and_schedule(active, message)
+        return await self._prepare_and_schedule(active, context)
 
-    async def _attach(self, active: ActiveTurn, resumed: Resumed) -> End:
+    async def _attach(self, active: ActiveTurn, context: RequestContext, resumed: Resumed) -> End:
         turn, record = active.turn, resumed.record
+        active.output = await self._prompts.output(context, turn.peer)
         async with self._scheduler.enter(
             turn.conversation, turn.peer, turn.size, runs=True
         ) as active.slot:
@@ -312,7 +312,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
                 if resumed.asks:
                     unsure = resumed.answer(attached.questions)
                     await self._dialogue.restore(active, resumed.asks, record.expires_at, unsure)
-                return await self._follow(active, events)
+                last = await self._follow(active, events)
+            return await self._data_replies.settle(active, last, self._relay)
 
     async def _bounded(self, active: ActiveTurn, work: Coroutine[Any, Any, End]) -> End:
         """The turn's end, whatever happens to the work."""
@@ -363,6 +364,9 @@ class HermesAgentProxyExecutor(AgentExecutor):
 
     async def _forward(self, active: ActiveTurn) -> End:
         active.run.send()
+        return await self._data_replies.settle(active, await self._relay(active), self._relay)
+
+    async def _relay(self, active: ActiveTurn) -> End:
         async with aclosing(self._transport.run(active.turn)) as events:
             return await self._follow(active, events)
 
@@ -382,7 +386,10 @@ class HermesAgentProxyExecutor(AgentExecutor):
         state, message = TaskState.TASK_STATE_CANCELED, None
         match last:
             case Completed():
-                await active.reply.finish(last.text)
+                if active.data is None:
+                    await active.reply.finish(last.text)
+                else:
+                    await active.reply.finish_with(active.data)
                 state = TaskState.TASK_STATE_COMPLETED
             case Failed(failure):
                 await active.reply.keep()

@@ -28,6 +28,12 @@ def test_an_empty_variable_counts_as_unset() -> None:
     assert Settings.from_env({"MOLECULE_HERMES_PORT": " "}).port == 8000
 
 
+def test_the_models_that_may_be_chosen_are_a_list() -> None:
+    environ = {"MOLECULE_HERMES_MODELS": "openai/gpt-5-mini, llama3:70b,"}
+    assert Settings.from_env(environ).models == ("openai/gpt-5-mini", "llama3:70b")
+    assert Settings.from_env({}).models == ()
+
+
 def test_an_option_wins_over_the_environment() -> None:
     assert Settings.from_env({"MOLECULE_HERMES_PORT": "1"}, port="2", host=None).port == 2
 
@@ -47,6 +53,7 @@ def test_an_option_wins_over_the_environment() -> None:
         ("MOLECULE_HERMES_PUBLIC_URL", "example.com", "URL"),
         ("MOLECULE_HERMES_LOG_LEVEL", "loud", "debug, info"),
         ("MOLECULE_HERMES_DEMO", "perhaps", "always"),
+        ("MOLECULE_HERMES_MODELS", "gpt-5, $SECRET", "name,name"),
         ("HERMES_API_BASE", "ftp://x/v1", "URL"),
         ("HERMES_CUSTOM_API_MODE", "x", "chat_completions"),
     ],

@@ -13,6 +13,9 @@ and follows directives in it (`docs/demo-model.md` describes them):
     demo:call=TOOL {JSON} call any tool of Hermes with these arguments, then report
     demo:fail=CAUSE       fail as a provider would: 401, 404, 429, 500, quota, context, page
     demo:fail=STATUS:CODE TEXT   fail with that HTTP status, code (may be empty) and message
+    demo:json[=WHEN]      answer with JSON for the schema in the message: at once, `fenced` among
+                          other text, when the answer is corrected (`second`), or `never`
+    demo:model            answer with the name of the model that was asked for
     demo:clock            answer with the time at which the first word is written
     demo:empty            answer with an empty text
     demo:silent           answer "[SILENT]"
@@ -37,6 +40,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+
+from molecule_hermes.hermes.demo_json import is_correction, json_answer
 
 __all__ = ["DEMO_MODEL", "demo_model"]
 
@@ -112,6 +117,8 @@ async def _completions(request: web.Request) -> web.StreamResponse:
         return _error(*_failure(*directives["fail"]))
     if "hang" in directives:
         await asyncio.sleep(3600)
+    if "model" in directives:
+        directives["say"] = ("", str(body.get("model")))
     answer = _answer(messages, last_user, directives)
     if body.get("stream"):
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -141,16 +148,34 @@ def _answer(
     }
     if name := next((name for name in fixed if name in directives), ""):
         return _Answer(fixed[name], pause=pause)
-    if messages[-1].get("role") == "tool":
+    tool = _tool(last_user, directives)
+    has_run = messages[-1].get("role") == "tool"
+    how = _json_directive(messages, last_user, directives)
+    if how is not None and (has_run or tool is None):
+        return _Answer(json_answer(how, last_user), pause=pause)
+    if has_run:
         result = _text(messages[-1])
         text = _delivery(result) if "file" in directives else f"The tool answered: {result[:2000]}"
         return _Answer(text, pause=pause)
-    if tool := _tool(last_user, directives):
+    if tool is not None:
         return _Answer("I will run that now.", tool=tool, pause=pause)
     if "words" in directives:
         count = int(_number(directives["words"][0], 100))
         return _Answer(" ".join(f"word{i}" for i in range(min(count, 100_000))), pause=pause)
     return _Answer(_echo(messages, last_user), pause=pause, broken="break" in directives)
+
+
+def _json_directive(
+    messages: list[dict[str, Any]], last_user: str, directives: Mapping[str, tuple[str, str]]
+) -> str | None:
+    """The value of `demo:json`. A correction is asked for in a message of its own, without it."""
+    if "json" in directives:
+        return directives["json"][0]
+    if not is_correction(last_user):
+        return None
+    said = (_text(m) for m in reversed(messages) if m.get("role") == "user")
+    found = (_DIRECTIVE.findall(text) for text in said if not is_correction(text))
+    return next((value for each in found for name, value, _ in each if name == "json"), None)
 
 
 def _tool(

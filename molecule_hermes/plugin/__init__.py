@@ -28,6 +28,7 @@ def register(ctx: Any) -> None:
     """Called by Hermes with its plugin context (hermes_cli/plugins.py)."""
     from molecule_hermes.plugin import workspace_tools
     from molecule_hermes.plugin.hooks import Hooks
+    from molecule_hermes.plugin.model_requests import ModelRequests
 
     hooks = Hooks()
 
@@ -49,6 +50,7 @@ def register(ctx: Any) -> None:
         allow_update_command=False,
     )
     hooks.register(ctx)
+    ModelRequests(hooks.current_turn).register(ctx)
     workspace_tools.register(ctx)
 
 

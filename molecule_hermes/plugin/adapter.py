@@ -213,6 +213,9 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._apply, message_id, effect)
 
+    def find(self, message_id: str) -> Turn | None:
+        return self._dispatcher.find(message_id)
+
     def _apply(self, message_id: str, effect: Effect) -> None:
         if turn := self._dispatcher.find(message_id):
             effect(self._dispatcher, turn)

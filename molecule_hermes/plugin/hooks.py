@@ -36,6 +36,9 @@ class Listener(Protocol):
     def on_hook(self, message_id: str, effect: Effect) -> None:
         """Called from any thread."""
 
+    def find(self, message_id: str) -> Turn | None:
+        """The turn of a message that is not finished. Called from any thread."""
+
 
 class Hooks:
     """Registered with Hermes once; adapters attach and detach."""
@@ -53,6 +56,12 @@ class Hooks:
     def detach(self, listener: Listener) -> None:
         with contextlib.suppress(ValueError):
             self._listeners.remove(listener)
+
+    def current_turn(self) -> Turn | None:
+        """The turn that this thread works on."""
+        message_id = current_message_id()
+        turns = (each.find(message_id) for each in list(self._listeners)) if message_id else ()
+        return next((turn for turn in turns if turn is not None), None)
 
     def _called(self, read: Callable[[Mapping[str, Any]], Effect | None], **given: Any) -> None:
         message_id = current_message_id()

@@ -58,6 +58,8 @@ class Turn:
     """What Hermes sent as the reply, which may be an apology of its own."""
     failure: TurnFailure | None = None
     usage: Usage | None = None
+    runtime: tuple[str, ...] = ()
+    """The model and its provider with which the turn began. Set by the agent's thread."""
     _draft: object = None
     _streamed: str = ""
 
@@ -104,7 +106,9 @@ class Turn:
 
     def forget(self) -> None:
         """Keeps only what a push needs: the names and the journal."""
-        self.inbound = replace(self.inbound, content="", attachments=(), system_prompt="")
+        self.inbound = replace(
+            self.inbound, content="", attachments=(), system_prompt="", response_format=None
+        )
         self.answer = self.reply = None
         self._streamed = ""
         self.questions.clear()

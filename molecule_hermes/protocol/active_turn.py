@@ -9,11 +9,13 @@ from typing import Self
 
 from a2a.server.events import EventQueue
 from a2a.server.tasks import TaskUpdater
+from a2a.types import Part
 
 from molecule_hermes.errors import Interrupted
 from molecule_hermes.protocol import status as updates
 from molecule_hermes.protocol.output_modes import accepts
 from molecule_hermes.protocol.reply import ReplyArtifact
+from molecule_hermes.protocol.structured_output import StructuredOutput
 from molecule_hermes.protocol.turn_queue import TurnQueue
 from molecule_hermes.protocol.turn_record import TurnRecord
 from molecule_hermes.turns.model import (
@@ -43,6 +45,10 @@ class ActiveTurn:
     deadline: asyncio.Timeout
     accepted: tuple[str, ...] = ()
     """The media types that the peer accepts; empty if it accepts everything."""
+    output: StructuredOutput | None = None
+    """The data that the peer wants as its answer. No text is shown then: half JSON is none."""
+    data: Part | None = None
+    """The answer, if it is data."""
     run: TurnRun = field(default_factory=TurnRun)
     sent: bool = False
     """Whether Hermes has, or may have, the message."""
@@ -84,6 +90,13 @@ class ActiveTurn:
             return self._time_left
         return max(0.0, (self.deadline.when() or _now()) - _now())
 
+    def restore(self, record: TurnRecord) -> None:
+        """Goes on where an earlier bridge stopped."""
+        self.queue.seq, self.sent = record.place.seq, record.sent
+        self.began -= max(0.0, time.time() - record.began)
+        if record.first_text is not None:
+            self.first_text = self.began + record.first_text
+
     def record(self, place: Place, seq: int) -> TurnRecord:
         """What another bridge needs to go on with the turn."""
         age = time.monotonic() - self.began
@@ -108,6 +121,8 @@ class ActiveTurn:
     async def show(self, event: TurnEvent) -> None:
         """Shows the peer an event that is not a question."""
         if isinstance(event, TextDelta):
+            if self.output is not None:
+                return
             self.first_text = self.first_text or time.monotonic()
             await self.reply.add(event.text, replace=event.replace, seq=event.seq)
             return

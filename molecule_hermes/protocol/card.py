@@ -48,6 +48,7 @@ _INPUT = {
 }
 _OUTPUT = {
     Feature.TEXT: ("text/plain",),
+    Feature.DATA_OUT: ("application/json",),
     Feature.FILES_OUT: (*IMAGE_TYPES, "application/pdf", "application/octet-stream"),
 }
 
@@ -64,13 +65,14 @@ def build_card(
     # The card is public.
     remarks += [f"Warning: {without_addresses(warning)}" for warning in warnings]
     description = " ".join([settings.description, *(f"({remark})" for remark in remarks)])
+    models = settings.models if Feature.MODEL_CHOICE in features else ()
     card = AgentCard(
         name=settings.name,
         description=description,
         version=__version__,
         supported_interfaces=_interfaces(url, settings.compat_v03),
         capabilities=AgentCapabilities(
-            streaming=True, push_notifications=True, extensions=extensions()
+            streaming=True, push_notifications=True, extensions=extensions(models)
         ),
         default_input_modes=_modes(_INPUT, features),
         default_output_modes=_modes(_OUTPUT, features),

@@ -35,6 +35,7 @@ __all__ = [
     "MAX_TOTAL_BYTES",
     "NOTHING_TO_DO",
     "Attachments",
+    "fenced",
     "inlined",
     "is_whole",
     "without_bytes",
@@ -213,11 +214,15 @@ def inlined(text: str, documents: Sequence[Attachment]) -> str:
     """Returns the text, followed by each document under its name."""
     blocks = [text] if text else []
     for document in documents:
-        body = decoded(document.data) or ""
-        fence = "`" * max(3, _longest_fence(body) + 1)
         title = f"[Attached document: {document.name} ({document.media_type})]"
-        blocks.append(f"{title}\n{fence}\n{body}\n{fence}")
+        blocks.append(f"{title}\n{fenced(decoded(document.data) or '')}")
     return "\n\n".join(blocks)
+
+
+def fenced(body: str) -> str:
+    """The text between two fences that it does not contain."""
+    fence = "`" * max(3, _longest_fence(body) + 1)
+    return f"{fence}\n{body}\n{fence}"
 
 
 def without_bytes(message: Message) -> Message:

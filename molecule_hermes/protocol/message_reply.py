@@ -1,7 +1,8 @@
 """The reply as a single Message, for clients that do not read tasks.
 
 A turn always emits the events of a task. In message form they are folded into one `Message`: its
-first part is the only text part and holds everything that a person must read.
+first part is the only text part and holds everything that a person must read. If the peer asked for
+data, its first part is the data, and a text part follows only if there is something else to say.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from a2a.helpers import get_text_parts, new_data_part, new_text_part
 from a2a.server.events import Event, EventQueue
-from a2a.types import Message, Part, Role, Task, TaskState
+from a2a.types import Artifact, Message, Part, Role, Task, TaskState
 from google.protobuf import json_format
 
 from molecule_hermes.protocol.incoming import NOTHING_TO_DO
@@ -50,7 +51,7 @@ def message_of(task: Task) -> Message:
         role=Role.ROLE_AGENT,
         message_id=str(uuid.uuid4()),
         context_id=task.context_id,
-        parts=[new_text_part(_text(task, failure)), *_files(task)],
+        parts=[*_answer(task, failure), *_files(task)],
     )
     if failure:
         message.parts.append(new_data_part(failure))
@@ -60,8 +61,23 @@ def message_of(task: Task) -> Message:
     return message
 
 
+def _answer(task: Task, failure: Mapping[str, Any]) -> Iterator[Part]:
+    reply = _reply(task)
+    data = [part for part in reply.parts if part.HasField("data")] if reply is not None else []
+    if not data:
+        yield new_text_part(_text(task, failure))
+        return
+    yield from data
+    if remarks := "\n\n".join([*_notes(task), *_denials(task)]):
+        yield new_text_part(remarks)
+
+
+def _reply(task: Task) -> Artifact | None:
+    return next((a for a in task.artifacts if a.artifact_id == REPLY), None)
+
+
 def _text(task: Task, failure: Mapping[str, Any]) -> str:
-    reply = next((a for a in task.artifacts if a.artifact_id == REPLY), None)
+    reply = _reply(task)
     answer = "".join(get_text_parts(reply.parts)) if reply is not None else ""
     paragraphs = [answer.strip(), *_notes(task), *_denials(task)]
     match task.status.state:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["accepts", "accepts_text"]
+__all__ = ["accepts", "accepts_json", "accepts_text"]
 
 
 def accepts(accepted: Iterable[str], media_type: str) -> bool:
@@ -19,3 +19,8 @@ def accepts_text(accepted: Iterable[str]) -> bool:
     """Whether the client accepts the agent's replies, which are text of any kind."""
     modes = list(accepted)
     return accepts(modes, "text/plain") or any(m.strip().lower().startswith("text/") for m in modes)
+
+
+def accepts_json(accepted: Iterable[str]) -> bool:
+    """Whether the client accepts data parts."""
+    return accepts(accepted, "application/json")

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from a2a.auth.user import UnauthenticatedUser, User
+from a2a.server.agent_execution import RequestContext
 from a2a.server.context import ServerCallContext
 from a2a.server.events import EventQueue
-from a2a.types import Message, Role, Task, TaskState
+from a2a.types import Message, Role, SendMessageConfiguration, SendMessageRequest, Task, TaskState
+from a2a.utils.errors import A2AError
 
 from molecule_hermes.errors import Draining, Interrupted
+from molecule_hermes.protocol.references import referenced_tasks
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.protocol.turn_record import TurnRecord
 from molecule_hermes.protocol.webhooks import PushSender
@@ -56,7 +60,7 @@ class Resumes(Protocol):
     """What resumes turns; the executor."""
 
     def resume(
-        self, task: Task, record: TurnRecord, event_queue: EventQueue, peer: str
+        self, context: RequestContext, record: TurnRecord, event_queue: EventQueue
     ) -> Resumed: ...
 
 
@@ -94,7 +98,8 @@ class Recovery:
         self._resumed.clear()
 
     async def _take(self, item: Unfinished, record: TurnRecord | None) -> None:
-        log = self._tasks.adopt(item.task, ServerCallContext(user=_Owner.named(item.owner)))
+        caller = ServerCallContext(user=_Owner.named(item.owner))
+        log = self._tasks.adopt(item.task, caller)
         followed = await self._webhooks.configs.recall(item.task.id)
         if record is None:
             await log.end(Interrupted("the agent was restarted during the turn"))
@@ -103,7 +108,23 @@ class Recovery:
         if followed:
             # What was on its way to a webhook is lost; the whole task makes up for it.
             await self._webhooks.notify(item.task, log.copy())
-        self._resumed.append(self._executor.resume(item.task, record, log, item.owner))
+        context = await self._context(item.task, record, caller)
+        self._resumed.append(self._executor.resume(context, record, log))
+
+    async def _context(
+        self, task: Task, record: TurnRecord, caller: ServerCallContext
+    ) -> RequestContext:
+        """The request that began the task."""
+        message = task.history[0] if task.history else None
+        params = SendMessageRequest(
+            message=message,
+            configuration=SendMessageConfiguration(accepted_output_modes=record.accepted),
+        )
+        related: list[Task] = []
+        # A task that was named may have been deleted meanwhile.
+        with contextlib.suppress(A2AError):
+            related = await referenced_tasks(params.message, caller, self._tasks.get)
+        return RequestContext(caller, params, task.id, task.context_id, task, related)
 
 
 class _Owner(User):

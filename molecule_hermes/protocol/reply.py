@@ -19,7 +19,7 @@ from typing import Self
 
 from a2a.helpers import new_text_part
 from a2a.server.tasks import TaskUpdater
-from a2a.types import Task
+from a2a.types import Part, Task
 
 __all__ = ["REPLY", "ReplyArtifact", "reply_text"]
 
@@ -95,6 +95,10 @@ class ReplyArtifact:
         there is no artifact."""
         async with self._sending:
             await self._send_last(text)
+
+    async def finish_with(self, data: Part) -> None:
+        """Sends the only update of an answer that is data."""
+        await self._updater.add_artifact([data], REPLY, name=REPLY, append=False, last_chunk=True)
 
     async def keep(self) -> None:
         """Sends the last update of a turn that did not complete. Streamed text stays."""

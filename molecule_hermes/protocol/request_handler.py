@@ -46,9 +46,11 @@ from a2a.utils.errors import (
 from a2a.utils.task import apply_history_length, validate_history_length, validate_page_size
 
 from molecule_hermes.protocol.error_mapping import nothing_leaks
-from molecule_hermes.protocol.executor_calls import ExecutorCalls
+from molecule_hermes.protocol.executor_calls import ExecutorCalls, first_event
 from molecule_hermes.protocol.incoming import without_bytes
+from molecule_hermes.protocol.references import referenced_tasks
 from molecule_hermes.protocol.resends import Resends
+from molecule_hermes.protocol.schema_process import SchemaProcesses
 from molecule_hermes.protocol.states import rests
 from molecule_hermes.protocol.status import canceled
 from molecule_hermes.protocol.task_log import Subscription, TaskLog
@@ -60,6 +62,7 @@ from molecule_hermes.protocol.validation import (
     require_page_token,
     require_room_for_answer,
     require_same_context,
+    require_schema,
     require_sound,
 )
 from molecule_hermes.protocol.webhooks import PushSender
@@ -94,6 +97,7 @@ class BridgeRequestHandler(RequestHandler):
         max_events: int = 1024,
         close_timeout: float = 10.0,
         metrics: Metrics | None = None,
+        schemas: SchemaProcesses | None = None,
     ) -> None:
         self.card = card
         self._executor = executor
@@ -104,6 +108,7 @@ class BridgeRequestHandler(RequestHandler):
         self._quota = quota
         self._max_events = max_events
         self._metrics = metrics or Metrics()
+        self._schemas = schemas or SchemaProcesses()
         self._calls = ExecutorCalls(executor, close_timeout=close_timeout)
 
     @property
@@ -165,7 +170,7 @@ class BridgeRequestHandler(RequestHandler):
         seen = log.version if accepted.request is not None else 0
         call = self._call_for(accepted)
         if params.configuration.return_immediately:
-            await _first_event(log, seen, call)
+            await first_event(log, seen, call)
         else:
             if call is not None:
                 await asyncio.wait({call})
@@ -203,11 +208,14 @@ class BridgeRequestHandler(RequestHandler):
             return await self._accept_answer(params, context)
         if self._quota is not None:
             self._quota.require_room_for_refusal(resolve_user_scope(context))
+        await require_schema(params, self._schemas, resolve_user_scope(context))
+        resent = self._resends.find(message, context)
+        related = [] if resent else await referenced_tasks(message, context, self._tasks.get)
         task_id, context_id = str(uuid.uuid4()), message.context_id or str(uuid.uuid4())
         if before := await self._claim(params, context, task_id, context_id):
             return _Accepted(await self._log(before, context))
         log = self._tasks.begin(Task(id=task_id, context_id=context_id), context)
-        return _Accepted(log, RequestContext(context, params, task_id, context_id))
+        return _Accepted(log, RequestContext(context, params, task_id, context_id, None, related))
 
     async def _claim(
         self, params: SendMessageRequest, context: ServerCallContext, task_id: str, context_id: str
@@ -374,18 +382,6 @@ class _Accepted:
 
     log: TaskLog
     request: RequestContext | None = None
-
-
-async def _first_event(log: TaskLog, seen: int, call: asyncio.Task[None] | None) -> None:
-    """Waits for an event after the version `seen`, or until the executor's call has ended without
-    one."""
-    waiting = asyncio.ensure_future(log.wait(after=seen))
-    try:
-        await asyncio.wait(
-            {waiting, call} if call else {waiting}, return_when=asyncio.FIRST_COMPLETED
-        )
-    finally:
-        waiting.cancel()
 
 
 def _has_webhook(params: SendMessageRequest) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from a2a.types import Message, Role, SendMessageRequest, Task, TaskState
@@ -11,8 +12,11 @@ from a2a.utils.errors import (
     UnsupportedOperationError,
 )
 
-from molecule_hermes.protocol.output_modes import accepts_text
+from molecule_hermes.errors import Busy
+from molecule_hermes.protocol.output_modes import accepts_json, accepts_text
+from molecule_hermes.protocol.schema_process import SchemaProcesses, UnusableSchemaError
 from molecule_hermes.protocol.states import TERMINAL, WORKING
+from molecule_hermes.protocol.structured_output import BadSchemaError, requested_output
 
 __all__ = [
     "MAX_ANSWERS",
@@ -23,6 +27,7 @@ __all__ = [
     "require_page_token",
     "require_room_for_answer",
     "require_same_context",
+    "require_schema",
     "require_sound",
 ]
 
@@ -34,8 +39,8 @@ MAX_ANSWERS = 2**20
 
 
 def require_sound(params: SendMessageRequest) -> None:
-    """Checks the role and the ids of a message, and that its client accepts text."""
-    _require_text_accepted(params.configuration.accepted_output_modes)
+    """Checks the role and the ids of a message, and that its client accepts a reply."""
+    _require_reply_accepted(params.configuration.accepted_output_modes)
     message = params.message
     if message.role != Role.ROLE_USER:
         raise InvalidParamsError("a message to an agent must have the role ROLE_USER")
@@ -48,12 +53,25 @@ def require_sound(params: SendMessageRequest) -> None:
             raise InvalidParamsError(f"a {camel} must not contain a NUL character")
 
 
-def _require_text_accepted(accepted: Sequence[str]) -> None:
-    """An agent replies with text, so a client that accepts none gets no reply."""
-    if not accepts_text(accepted):
+def _require_reply_accepted(accepted: Sequence[str]) -> None:
+    """An agent replies with text or data, so a client that accepts neither gets no reply."""
+    if not accepts_text(accepted) and not accepts_json(accepted):
         raise ContentTypeNotSupportedError(
-            "the agent replies with text; acceptedOutputModes must include text/plain"
+            "the agent replies with text or data; acceptedOutputModes must include text/plain or "
+            "application/json"
         )
+
+
+async def require_schema(params: SendMessageRequest, schemas: SchemaProcesses, peer: str) -> None:
+    """Checks the schema of a message that asks for data. If too many wait for that, the executor
+    refuses the message."""
+    try:
+        output = requested_output(params.message, params.configuration.accepted_output_modes)
+        if output is not None and output.schema is not None:
+            with contextlib.suppress(Busy):
+                await schemas.require_sound(output.schema, peer)
+    except (BadSchemaError, UnusableSchemaError) as error:
+        raise InvalidParamsError(f"the schema cannot be used: {error}") from error
 
 
 def require_page_token(token: str) -> None:

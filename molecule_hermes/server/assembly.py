@@ -79,6 +79,7 @@ def executor_options(settings: Settings, transport: Transport) -> dict[str, Any]
             workspace=WorkspaceFiles(settings.workspace),
         ),
         "system_prompt": settings.system_prompt,
+        "models": settings.models,
         "turn_timeout": settings.turn_timeout,
         "approvals": settings.approvals,
         "question_timeout": settings.question_timeout,

@@ -22,6 +22,7 @@ from molecule_hermes.protocol.card import build_card
 from molecule_hermes.protocol.message_handler import MessageRequestHandler
 from molecule_hermes.protocol.recovery import Recovery
 from molecule_hermes.protocol.request_handler import BridgeRequestHandler
+from molecule_hermes.protocol.schema_process import SchemaProcesses
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.protocol.webhooks import PushConfigs, PushSender
 from molecule_hermes.server.app import create_app, create_overload_app
@@ -74,6 +75,7 @@ class Bridge:
         self.local_url = ""
         """The URL of the listening socket."""
         self._idempotency = IdempotencyIndex(settings.retry_window)
+        self._schemas = SchemaProcesses()
         self._peer_tokens = PeerTokens(settings.peer_tokens)
         self._stack = contextlib.AsyncExitStack()
 
@@ -147,7 +149,11 @@ class Bridge:
         options = executor_options(self._settings, self._transport)
         self._watch_scheduler(options["scheduler"])
         return HermesAgentProxyExecutor(
-            self._transport, **options, metrics=self.metrics, admit=quota.admit
+            self._transport,
+            **options,
+            metrics=self.metrics,
+            admit=quota.admit,
+            schemas=self._schemas,
         )
 
     def _create_registry(
@@ -177,6 +183,7 @@ class Bridge:
             quota=quota,
             max_events=settings.max_events,
             metrics=self.metrics,
+            schemas=self._schemas,
         )
         self._watch_turns(push, handler)
         return handler

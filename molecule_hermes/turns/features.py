@@ -52,6 +52,19 @@ class Feature(Enum):
     IMAGES_IN = _Row("images in, for a model that accepts images", "yes", "yes")
     FILES_IN = _Row("other files in, as files that tools can open", "yes", "no: refused by name")
     FILES_OUT = _Row("files that the agent delivers", "yes", "no: the agent can only name them")
+    DATA_OUT = _Row(
+        "the answer as data that is valid against a JSON Schema",
+        "yes, the model's provider is asked for it, too",
+        "yes, by instruction only",
+    )
+    REFERENCES = _Row(
+        "the answers of the tasks in `referenceTaskIds`, before the agent", "yes", "yes"
+    )
+    MODEL_CHOICE = _Row(
+        "another model for one message, of those in `MOLECULE_HERMES_MODELS`",
+        "yes",
+        "no: refused by name, as Hermes uses its own model",
+    )
     TOKENS = _Row("tokens used, duration and time to first text", "yes", "yes")
     MODEL = _Row("the name of the model that answered", "yes", "no: Hermes does not report it")
     FAILURES = _Row("failures by kind, with a hint", "yes", "yes")

@@ -7,8 +7,9 @@ A `Turn` goes to Hermes; `TurnEvent`s come back, the last of them exactly one of
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 from molecule_hermes.errors import TurnFailure
 from molecule_hermes.wire import Usage
@@ -68,6 +69,10 @@ class Turn:
     """Names the conversation if the context does not."""
     history: tuple[Utterance, ...] = ()
     """Earlier turns, for a Hermes that does not know the conversation."""
+    model: str = ""
+    """The model that the peer chose for this turn; empty for Hermes's own."""
+    response_format: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
+    """What the model's provider is asked for in place of text, as chat completions express it."""
 
     @property
     def conversation(self) -> str:

@@ -143,6 +143,10 @@ class TurnRun:
             if not (isinstance(event, Question) and event.question_id == question_id)
         )
 
+    def go_on(self) -> None:
+        """Takes the events of a further message to Hermes: the last one's answer was not usable."""
+        self._last_received = False
+
     def request_stop(self, end: Canceled | Failed) -> None:
         """Notes that the turn is to stop. The first request counts."""
         self.stop = self.stop or end

@@ -98,6 +98,19 @@ class Fields:
             raise WireError(f"`{self._path}{name}` may have at most {most} entries")
         return value
 
+    def mapping(self, name: str, most: int) -> Mapping[str, object] | None:
+        """A JSON object of at most that many characters."""
+        value = self.get(name)
+        if value is None:
+            return None
+        checked = _object(value, f"`{self._path}{name}`")
+        try:
+            encoded = json.dumps(checked, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise WireError(f"`{self._path}{name}` is not JSON") from error
+        checked_text(encoded, self._path + name, most)
+        return checked
+
     def url(self, name: str) -> str:
         return _url(self._value(name), self._path + name)
 

@@ -18,6 +18,7 @@ __all__ = [
     "MAX_CHOICES",
     "MAX_FILE_BYTES",
     "MAX_ID",
+    "MAX_RESPONSE_FORMAT",
     "MAX_SYSTEM_PROMPT",
     "MAX_TEXT",
     "MAX_URL",
@@ -48,6 +49,8 @@ MAX_ID = 256
 MAX_TEXT = 8 * 2**20
 MAX_SYSTEM_PROMPT = 65_536
 """Hermes's API silently cuts a longer one (gateway/platforms/api_server.py:126)."""
+MAX_RESPONSE_FORMAT = 131_072
+"""Characters of it as JSON."""
 MAX_URL = 2048
 MAX_CHOICES = 64
 MAX_BATCH = 1024

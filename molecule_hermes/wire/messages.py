@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Self
 
 from molecule_hermes.wire.fields import Fields
-from molecule_hermes.wire.limits import MAX_ATTACHMENTS, MAX_SYSTEM_PROMPT
+from molecule_hermes.wire.limits import (
+    MAX_ATTACHMENTS,
+    MAX_RESPONSE_FORMAT,
+    MAX_SYSTEM_PROMPT,
+)
 
 __all__ = ["Answer", "Attach", "Attachment", "Cancel", "Check", "Inbound", "Origin"]
 
@@ -61,7 +66,8 @@ class Inbound:
     """A peer's message to Hermes.
 
     `bridge` identifies one run of the bridge. Answers and cancels for a message must carry the
-    same value. A `system_prompt` replaces the one in Hermes's configuration for this message.
+    same value. A `system_prompt` replaces the one in Hermes's configuration for this message, and
+    `model` Hermes's own model, at the same provider. `response_format` goes to that provider.
     """
 
     chat_id: str
@@ -74,6 +80,8 @@ class Inbound:
     metadata: Origin = Origin()
     bridge: str = ""
     system_prompt: str = ""
+    model: str = ""
+    response_format: Mapping[str, object] | None = field(default=None, hash=False)
 
     @classmethod
     def parse(cls, data: object) -> Self:
@@ -90,6 +98,8 @@ class Inbound:
             metadata=Origin.parse(fields.get("metadata") or {}),
             bridge=fields.label("bridge", default=""),
             system_prompt=fields.text("system_prompt", default="", most=MAX_SYSTEM_PROMPT),
+            model=fields.label("model", default=""),
+            response_format=fields.mapping("response_format", MAX_RESPONSE_FORMAT),
         )
 
     def to_json(self) -> dict[str, object]:
@@ -107,6 +117,10 @@ class Inbound:
             data["metadata"] = metadata
         if self.system_prompt:
             data["system_prompt"] = self.system_prompt
+        if self.model:
+            data["model"] = self.model
+        if self.response_format is not None:
+            data["response_format"] = self.response_format
         return data | _named(self.bridge)
 
 

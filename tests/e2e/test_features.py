@@ -21,7 +21,8 @@ from a2a.types import (
 from a2a.utils.errors import TaskNotCancelableError, TaskNotFoundError
 
 from molecule_hermes.client.connection import message
-from molecule_hermes.turns.features import Feature, TransportName, why_not
+from molecule_hermes.turns.features import Feature, TransportName
+from tests.support.features import skip_unless_the_table_says_so
 from tests.support.peers import Turn, ask, peer, reply_text, send, state
 from tests.support.stack import Stack, environment, processes, up
 from tests.support.waiting import until
@@ -39,12 +40,7 @@ def way(request: pytest.FixtureRequest) -> TransportName:
 
 @pytest.fixture(autouse=True)
 def _as_the_table_says(request: pytest.FixtureRequest, way: TransportName) -> None:
-    """Skips a test of what this way cannot do, and one of what happens where it cannot."""
-    for mark in request.node.iter_markers():
-        if mark.name in ("feature", "without"):
-            reason = why_not(mark.args[0], way)
-            if bool(reason) is (mark.name == "feature"):
-                pytest.skip(f"{way}: {mark.args[0].value.what}: {reason or 'yes'}")
+    skip_unless_the_table_says_so(request, way)
 
 
 def settings(folder: Path, way: TransportName, **more: str) -> dict[str, str]:

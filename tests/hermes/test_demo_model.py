@@ -12,6 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from molecule_hermes.hermes.demo_model import DEMO_MODEL, demo_model
+from molecule_hermes.protocol.json_answers import judge
+from molecule_hermes.protocol.structured_output import StructuredOutput
+from molecule_hermes.turns.model import Turn
 
 
 @pytest.fixture
@@ -120,6 +123,33 @@ async def test_its_answer_can_be_empty_silent_or_long(http: httpx.AsyncClient) -
     assert content(await say(http, "demo:empty")) == ""
     assert content(await say(http, "demo:silent")) == "[SILENT]"
     assert len(content(await say(http, "demo:words=50")).split()) == 50
+
+
+async def test_it_answers_with_json_for_the_schema_that_it_is_asked_for(
+    http: httpx.AsyncClient,
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "kind": {"enum": ["a", "b"]},
+            "items": {"type": "array", "items": {"$ref": "#/$defs/item"}, "minItems": 2},
+            "either": {"anyOf": [{"type": "null"}, {"type": "number"}]},
+        },
+        "$defs": {"item": {"type": "object", "properties": {"n": {"type": "integer"}}}},
+    }
+    value = {"kind": "a", "items": [{"n": 1}, {"n": 1}], "either": None}
+    output = StructuredOutput(schema)
+    for how, valid_at in {"": 0, "=fenced": 0, "=second": 1, "=never": 2}.items():
+        first = output.prompt(Turn("m", "p", "c", "t", f"demo:json{how}"))
+        second = output.repair(first, "it is not JSON")
+        said = [await say(http, first.text), await say(http, first.text, second.text)]
+        verdicts = [judge(schema, content(each)) for each in said]
+        assert [v.get("value") == value for v in verdicts] == [valid_at <= 0, valid_at <= 1], how
+    assert json.loads(content(await say(http, "demo:json"))) == {"demo": True}
+
+
+async def test_it_names_the_model_that_was_asked_for(http: httpx.AsyncClient) -> None:
+    assert content(await say(http, "demo:model", model="large")) == "large"
 
 
 async def test_it_can_close_the_connection_in_the_middle(http: httpx.AsyncClient) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from a2a.server.tasks import InMemoryTaskStore
 
+from molecule_hermes.executor import HermesAgentProxyExecutor
 from molecule_hermes.plugin.settings import PLATFORM
-from tests.support.gateway import callback_server, running_hermes
+from molecule_hermes.transports.plugin.transport import PluginTransport
+from tests.support.gateway import SECRET, callback_server, running_hermes
+from tests.support.peers import ask, peer
 from tests.support.recorded_model import RecordedModel, recorded_model
+from tests.support.workspace_platform import served
 
 pytestmark = pytest.mark.hermes
 
@@ -26,6 +32,31 @@ def prompts_of(model: RecordedModel, text: str) -> set[str]:
         for prompt in (PIRATE, POET, OPERATOR)
         if prompt in str(message["content"])
     }
+
+
+async def test_two_executors_with_prompts_of_their_own_share_a_conversation(
+    tmp_path: Path,
+) -> None:
+    sent = [("the first", PIRATE), ("the second", POET), ("the third", PIRATE)]
+    async with AsyncExitStack() as stack:
+        model = await stack.enter_async_context(recorded_model())
+        over = {"model": {"base_url": model.url}}
+        hermes = await stack.enter_async_context(running_hermes(tmp_path, over=over))
+        clients = {}
+        for prompt in (PIRATE, POET):
+            transport = PluginTransport(hermes.url(""), secret=SECRET)
+            await stack.enter_async_context(transport)
+            executor = HermesAgentProxyExecutor(transport, system_prompt=prompt)
+            url = await stack.enter_async_context(served(executor, InMemoryTaskStore()))
+            clients[prompt] = await stack.enter_async_context(peer(url))
+        for text, prompt in sent:
+            turn = await ask(clients[prompt], text, "one conversation")
+            assert turn.states[-1] == "COMPLETED"
+    for text, prompt in sent:
+        assert prompts_of(model, text) == {prompt}, text
+    earlier = turn.text.partition("Earlier in this conversation")[2]
+    assert "the first" in earlier
+    assert "the second" in earlier
 
 
 async def test_each_message_has_its_own_system_prompt(tmp_path: Path) -> None:

@@ -154,8 +154,9 @@ class Hermes:
         chat: str = "",
         message_id: str = "",
         attachments: tuple[Attachment, ...] = (),
-        system_prompt: str = "",
+        **more: Any,
     ) -> str:
+        """Sends a message; `more` are other fields of it."""
         message_id = message_id or f"m-{uuid.uuid4().hex}"
         inbound = Inbound(
             chat_id=chat or f"c-{uuid.uuid4().hex}",
@@ -165,7 +166,7 @@ class Hermes:
             callback_url=callbacks.url,
             content=content,
             attachments=attachments,
-            system_prompt=system_prompt,
+            **more,
         )
         status, body = await self.post(INBOUND_PATH, inbound.to_json())
         assert (status, body.pop("instance", "") != "", body) == (202, True, {"ok": True})

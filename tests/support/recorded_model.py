@@ -20,6 +20,8 @@ class RecordedModel:
 
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
+    refuses: str = ""
+    """A parameter that the provider does not know."""
 
     def tools(self) -> set[str]:
         """The names of the tools that were offered."""
@@ -52,6 +54,9 @@ async def recorded_model() -> AsyncIterator[RecordedModel]:
             body = await request.read()
             if request.path.endswith("/chat/completions"):
                 record.requests.append(await request.json())
+                if record.refuses and record.refuses in record.requests[-1]:
+                    why = f"Unknown parameter: {record.refuses}"
+                    return web.json_response({"error": {"message": why}}, status=400)
             url = behind.removesuffix("/v1") + request.path
             headers = {"Content-Type": "application/json"}
             async with http.request(request.method, url, data=body, headers=headers) as answer:

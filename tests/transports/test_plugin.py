@@ -207,6 +207,16 @@ async def test_a_turn_is_sent_and_called_back(
     assert plugin.canceled == []
 
 
+async def test_the_model_and_the_form_of_the_answer_are_sent_with_the_message(
+    transport: PluginTransport, plugin: FakePlugin
+) -> None:
+    form = {"type": "json_object"}
+    await run(transport, replace(turn("m-1"), model="large", response_format=form))
+    await run(transport, turn("m-2"))
+    sent = [(body.get("model"), body.get("response_format")) for body in plugin.received]
+    assert sent == [("large", form), (None, None)]
+
+
 async def test_a_system_prompt_is_sent_with_the_message(
     plugin: FakePlugin, transport: PluginTransport
 ) -> None:

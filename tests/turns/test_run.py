@@ -137,6 +137,15 @@ def test_a_question_is_not_asked_once_hermes_has_ended_the_turn() -> None:
     assert shown(run) == [TextDelta("a"), TextDelta("b")]
 
 
+def test_a_turn_that_goes_on_with_a_further_message_can_ask_again() -> None:
+    run = running(Completed("not usable"))
+    assert run.asks_no_more
+    run.go_on()
+    run.receive(FIRST)
+    assert not run.asks_no_more
+    assert FIRST in shown(run)
+
+
 def test_a_question_that_is_withdrawn_before_it_was_asked_is_not_asked() -> None:
     run = running(FIRST, SECOND)
     run.discard("1")

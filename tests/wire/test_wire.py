@@ -82,6 +82,8 @@ values = st.one_of(
         ),
         metadata=st.builds(Origin, labels, labels, labels),
         system_prompt=texts,
+        model=labels,
+        response_format=st.none() | st.dictionaries(texts, texts | st.lists(st.booleans())),
     ),
     st.builds(Cancel, ids),
     st.builds(Answer, ids, ids, texts),
@@ -116,6 +118,14 @@ def test_a_body_with_one_changed_part_parses_or_raises_the_wire_error(
     _spoil(body, data)
     for parser in PARSERS:
         _parses_or_refuses(parser, body)
+
+
+@pytest.mark.parametrize("form", ["text", [], 3, {"x": "y" * wire.MAX_RESPONSE_FORMAT}])
+def test_a_response_format_is_a_bounded_object(form: object) -> None:
+    body = Inbound("c", "p", "m", "http://127.0.0.1/").to_json()
+    assert Inbound.parse(body | {"response_format": None}).response_format is None
+    with pytest.raises(WireError, match="`response_format`"):
+        Inbound.parse(body | {"response_format": form})
 
 
 def test_a_system_prompt_is_bounded() -> None:

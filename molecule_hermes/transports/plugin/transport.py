@@ -342,6 +342,8 @@ class PluginTransport:
             ),
             bridge=self._name_for(turn),
             system_prompt=turn.system_prompt,
+            model=turn.model,
+            response_format=turn.response_format,
         )
 
     def _lost(self, sends: int) -> TurnFailure:
