@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from a2a.server.context import ServerCallContext
 from a2a.types import CancelTaskRequest, GetTaskRequest, Part, Task, TaskState
 from a2a.utils.errors import ContentTypeNotSupportedError, TaskNotCancelableError
 from hypothesis import HealthCheck, given, settings
@@ -305,11 +304,11 @@ async def test_a_cancel_that_comes_too_late_leaves_the_task_completed(
     saving, asked = asyncio.Event(), asyncio.Event()
     save, on_cancel = MemoryTaskStore.save, BridgeRequestHandler.on_cancel_task
 
-    async def slow_save(store: MemoryTaskStore, task: Task, context: ServerCallContext) -> None:
+    async def slow_save(store: MemoryTaskStore, task: Task, *others: Any) -> None:
         if task.status.state == TaskState.TASK_STATE_COMPLETED:
             saving.set()
             await asked.wait()
-        await save(store, task, context)
+        await save(store, task, *others)
 
     async def cancel_and_signal(handler: BridgeRequestHandler, *args: Any) -> Task:
         asked.set()
@@ -423,10 +422,10 @@ async def test_shutdown_rejects_a_turn_whose_task_is_just_being_stored(
     saving, go = asyncio.Event(), asyncio.Event()
     save = MemoryTaskStore.save
 
-    async def slow_save(store: MemoryTaskStore, task: Task, context: ServerCallContext) -> None:
+    async def slow_save(store: MemoryTaskStore, task: Task, *others: Any) -> None:
         saving.set()
         await go.wait()
-        await save(store, task, context)
+        await save(store, task, *others)
 
     monkeypatch.setattr(MemoryTaskStore, "save", slow_save)
     transport = ScriptedTransport(Completed("never"))

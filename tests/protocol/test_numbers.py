@@ -119,7 +119,7 @@ async def test_names_that_peers_see_are_in_camel_case(bridge: StartBridge) -> No
         body["message"] |= {"messageId": "n", "taskId": task["id"], "parts": [answer]}
         task = (await http.post(path, json=body, headers=headers)).json()["task"]
     assert task["status"]["state"] == "TASK_STATE_COMPLETED"
-    assert set(task["metadata"]) == {"usage", "durationSeconds", "firstTextSeconds"}
+    assert set(task["metadata"]) == {"usage", "durationSeconds", "firstTextSeconds", "version"}
     names = set(_names(task))
     assert {"answered", "questionId", "inputTokens"} <= names
     assert not [name for name in names if "_" in name]

@@ -125,6 +125,7 @@ def rebuilt(snapshot: Task, events: list[TaskEvent]) -> Task:
                 if task.status.HasField("message"):
                     task.history.append(task.status.message)
                 task.status.CopyFrom(event.status)
+                task.metadata.MergeFrom(event.metadata)
             case TaskArtifactUpdateEvent():
                 known = [a for a in task.artifacts if a.artifact_id == event.artifact.artifact_id]
                 if not known:

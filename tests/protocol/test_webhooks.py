@@ -289,10 +289,12 @@ async def test_a_webhook_is_notified_of_a_task_that_a_crash_interrupted(
             await crashed.kill()
         hook.taken.clear()
         async with bridge(ScriptedTransport(), **variables):
-            await until(lambda: hook.states)
-    assert hook.states == ["FAILED"]
-    assert hook.taken[0]["statusUpdate"]["taskId"] == task_id
-    message = hook.taken[0]["statusUpdate"]["status"]["message"]
+            await until(lambda: "FAILED" in hook.states)
+    assert hook.states == ["WORKING", "FAILED"]
+    whole, end = hook.taken
+    assert whole["task"]["id"] == end["statusUpdate"]["taskId"] == task_id
+    assert whole["task"]["metadata"]["version"] < end["statusUpdate"]["metadata"]["version"]
+    message = end["statusUpdate"]["status"]["message"]
     assert message["metadata"]["failure"]["kind"] == "interrupted"
 
 

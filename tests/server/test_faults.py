@@ -147,7 +147,7 @@ async def test_a_turn_whose_callbacks_are_lost_ends_in_time_and_hermes_is_told_t
         plugin.script = echo_by_plugin
         assert (await ask(client, "two", "ctx")).text == "two"
         late = await plugin.call(plugin.received[0], "late", type="final", status="completed")
-        assert late == {"ok": True, "stale": True}
+        assert late == {"ok": True, "stale": True, "unknown": []}
         task = await client.get_task(GetTaskRequest(id=lost.task_id))
         assert (state(task), reply_text(task)) == ("FAILED", "")
     await plugin.http.aclose()

@@ -336,9 +336,7 @@ async def test_a_queued_turn_whose_files_are_gone_is_interrupted(
         await begin(client, message("first", "ctx"))
         turn = await plugin.started()
         large = message("see the file", "ctx")
-        large.message.parts.append(
-            Part(raw=b"\xff" * 20_000, filename="data.bin")
-        )
+        large.message.parts.append(Part(raw=b"\xff" * 20_000, filename="data.bin"))
         queued = await begin(client, large)
     async with start() as (_, client):
         plugin.end(turn, "1")
