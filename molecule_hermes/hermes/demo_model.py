@@ -10,7 +10,8 @@ and follows directives in it (`docs/demo-model.md` describes them):
     demo:file=NAME TEXT   write a file with that tool (base64:… for bytes) and deliver it
     demo:say TEXT         answer with that text only
     demo:ask[=A|B] TEXT   ask that question through Hermes's clarify tool, then report the answer
-    demo:call=TOOL {JSON} call any tool of Hermes with these arguments, then report
+    demo:call=TOOL {JSON} call any tool of Hermes with these arguments, then report; several such
+                          lines are calls that the model makes at once
     demo:fail=CAUSE       fail as a provider would: 401, 404, 429, 500, quota, context, page
     demo:fail=STATUS:CODE TEXT   fail with that HTTP status, code (may be empty) and message
     demo:clock            answer with the time at which the first word is written
@@ -26,6 +27,7 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import itertools
 import json
 import re
 import shlex
@@ -34,7 +36,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiohttp import web
 
@@ -85,10 +87,14 @@ async def demo_model(
         await runner.cleanup()
 
 
+_Call: TypeAlias = tuple[str, dict[str, Any]]
+"""The name of a tool and its arguments."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Answer:
     text: str = ""
-    tool: tuple[str, dict[str, Any]] | None = None
+    tools: tuple[_Call, ...] = ()
     pause: float = 0.0
     broken: bool = False
 
@@ -141,32 +147,36 @@ def _answer(
     }
     if name := next((name for name in fixed if name in directives), ""):
         return _Answer(fixed[name], pause=pause)
-    if messages[-1].get("role") == "tool":
-        result = _text(messages[-1])
-        text = _delivery(result) if "file" in directives else f"The tool answered: {result[:2000]}"
-        return _Answer(text, pause=pause)
-    if tool := _tool(last_user, directives):
-        return _Answer("I will run that now.", tool=tool, pause=pause)
+    if results := _results(messages):
+        told = "\n".join(f"The tool answered: {result[:2000]}" for result in results)
+        return _Answer(_delivery(results[-1]) if "file" in directives else told, pause=pause)
+    if tools := _tools(last_user, directives):
+        return _Answer("I will run that now.", tools=tools, pause=pause)
     if "words" in directives:
         count = int(_number(directives["words"][0], 100))
         return _Answer(" ".join(f"word{i}" for i in range(min(count, 100_000))), pause=pause)
     return _Answer(_echo(messages, last_user), pause=pause, broken="break" in directives)
 
 
-def _tool(
-    last_user: str, directives: Mapping[str, tuple[str, str]]
-) -> tuple[str, dict[str, Any]] | None:
+def _results(messages: list[dict[str, Any]]) -> list[str]:
+    """What the tools that were called last have returned."""
+    last = itertools.takewhile(lambda m: m.get("role") == "tool", reversed(messages))
+    return [_text(message) for message in last][::-1]
+
+
+def _tools(last_user: str, directives: Mapping[str, tuple[str, str]]) -> tuple[_Call, ...]:
     if command := _command(last_user, directives):
-        return "terminal", {"command": command}
+        return (("terminal", {"command": command}),)
     if "ask" in directives:
         choices, question = directives["ask"]
         asked = {"question": question or "Which one?"}
-        return "clarify", asked | ({"choices": choices.split("|")} if choices else {})
-    if "call" in directives:
-        name, arguments = directives["call"]
-        with contextlib.suppress(ValueError, TypeError):
-            return name, dict(json.loads(arguments or "{}"))
-    return None
+        return (("clarify", asked | ({"choices": choices.split("|")} if choices else {})),)
+    calls = []
+    for directive, name, arguments in _DIRECTIVE.findall(last_user):
+        if directive == "call":
+            with contextlib.suppress(ValueError, TypeError):
+                calls.append((name, dict(json.loads(arguments or "{}"))))
+    return tuple(calls)
 
 
 def _command(last_user: str, directives: Mapping[str, tuple[str, str]]) -> str:
@@ -261,21 +271,23 @@ def _usage(answer: _Answer) -> dict[str, int]:
     return {"prompt_tokens": 10, "completion_tokens": words, "total_tokens": 10 + words}
 
 
-def _tool_call(tool: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    name, arguments = tool
-    return {
-        "index": 0,
-        "id": f"call_{uuid.uuid4().hex[:12]}",
-        "type": "function",
-        "function": {"name": name, "arguments": json.dumps(arguments)},
-    }
+def _tool_calls(answer: _Answer) -> list[dict[str, Any]]:
+    return [
+        {
+            "index": index,
+            "id": f"call_{uuid.uuid4().hex[:12]}",
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps(arguments)},
+        }
+        for index, (name, arguments) in enumerate(answer.tools)
+    ]
 
 
 def _whole(answer: _Answer) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.text}
-    if answer.tool:
-        message["tool_calls"] = [_tool_call(answer.tool)]
-    finish = "tool_calls" if answer.tool else "stop"
+    if answer.tools:
+        message["tool_calls"] = _tool_calls(answer)
+    finish = "tool_calls" if answer.tools else "stop"
     return {
         "id": "chatcmpl-demo",
         "object": "chat.completion",
@@ -308,7 +320,7 @@ async def _stream(request: web.Request, response: web.StreamResponse, answer: _A
         if answer.broken and request.transport is not None:
             request.transport.abort()
             return
-    if answer.tool:
-        await chunk({"tool_calls": [_tool_call(answer.tool)]})
-    await chunk({}, "tool_calls" if answer.tool else "stop", usage=_usage(answer))
+    if answer.tools:
+        await chunk({"tool_calls": _tool_calls(answer)})
+    await chunk({}, "tool_calls" if answer.tools else "stop", usage=_usage(answer))
     await response.write(b"data: [DONE]\n\n")
