@@ -112,7 +112,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
     @property
     def questions(self) -> int:
         """Questions that wait for a peer's answer."""
-        return sum(active.run.state is State.ASKING for active in self._runs.values())
+        return sum(len(active.run.open) for active in self._runs.values())
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         if self._replies_with_message:
@@ -210,9 +210,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
                 self._asked_and_ended.append(active.turn.task_id)
             active.ended.set()
             active.resting.set()
-            if active.expiry is not None:
-                active.expiry.cancel()
-                await asyncio.wait({active.expiry})
+            await active.forget_questions()
 
     async def _run(self, active: ActiveTurn, context: RequestContext) -> End:
         try:

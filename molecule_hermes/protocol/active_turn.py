@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from a2a.server.tasks import TaskUpdater
 
-from molecule_hermes.errors import Interrupted
+from molecule_hermes.errors import Busy, Interrupted
 from molecule_hermes.protocol import status as updates
 from molecule_hermes.protocol.output_modes import accepts
 from molecule_hermes.protocol.reply import ReplyArtifact
@@ -24,7 +24,17 @@ from molecule_hermes.turns.model import (
 from molecule_hermes.turns.run import State, TurnRun
 from molecule_hermes.turns.scheduler import Slot
 
-__all__ = ["ActiveTurn"]
+__all__ = ["ActiveTurn", "Expiry"]
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """The end of the wait for an answer."""
+
+    at: str
+    """As RFC 3339 has it."""
+    task: asyncio.Task[None]
+    """Answers in the peer's place at that time."""
 
 
 @dataclass(eq=False, slots=True)
@@ -42,10 +52,8 @@ class ActiveTurn:
     slot: Slot | None = None
     showing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while something is shown to the peer, so that events keep their order."""
-    expiry: asyncio.Task[None] | None = None
-    """Ends the wait for an answer."""
-    expires_at: str = ""
-    """When the question expires, as RFC 3339 has it."""
+    expiries: dict[str, Expiry] = field(default_factory=dict)
+    """When each open question expires, by its id."""
     resting: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while a question waits, and when the turn has ended: `execute` may return."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -77,27 +85,40 @@ class ActiveTurn:
                     await updates.withheld_file(self.updater, event)
 
     def pause(self, question: Question) -> None:
-        """Stops the turn's clock and frees its slot until the question is settled.
+        """Stops the turn's clock and frees its slot until its questions are settled.
 
-        Raises `Busy` when too many turns wait for their peers.
+        Raises `Busy` when too many questions wait for their peers.
         """
-        if self.slot is not None:
-            self.slot.pause()
-        self._time_left = max(0.0, (self.deadline.when() or 0.0) - _now())
-        self.deadline.reschedule(None)
+        if self.run.full:
+            raise Busy("too many questions of this turn wait for an answer")
+        if not self.run.open:
+            if self.slot is not None:
+                self.slot.pause()
+            self._time_left = max(0.0, (self.deadline.when() or 0.0) - _now())
+            self.deadline.reschedule(None)
         self.run.ask(question)
 
     def settle(self, question: Question) -> bool:
-        """Goes on after a question; False if it is not the one that waits."""
+        """Closes a question; False if it does not wait. The turn goes on when none waits."""
         if not self.run.settle(question):
             return False
-        self.resting.clear()
-        if self.slot is not None:
-            self.slot.resume()
-        self.deadline.reschedule(_now() + self._time_left)
-        if self.expiry is not None and self.expiry is not asyncio.current_task():
-            self.expiry.cancel()
+        expiry = self.expiries.pop(question.question_id, None)
+        if expiry is not None and expiry.task is not asyncio.current_task():
+            expiry.task.cancel()
+        if not self.run.open:
+            self.resting.clear()
+            if self.slot is not None:
+                self.slot.resume()
+            self.deadline.reschedule(_now() + self._time_left)
         return True
+
+    async def forget_questions(self) -> None:
+        """Ends the clocks of the questions that are still open."""
+        tasks = {expiry.task for expiry in self.expiries.values()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def abandon(self) -> None:
         """Cancels the task that runs the turn."""

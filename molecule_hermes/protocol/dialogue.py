@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from a2a.server.agent_execution import RequestContext
 
 from molecule_hermes.errors import Busy, TurnFailure
 from molecule_hermes.protocol import status as updates
-from molecule_hermes.protocol.active_turn import ActiveTurn
-from molecule_hermes.protocol.questions import NotAnAnswerError, asked_in, read_answer, refusal
+from molecule_hermes.protocol.active_turn import ActiveTurn, Expiry
+from molecule_hermes.protocol.questions import (
+    NotAnAnswerError,
+    asked_in,
+    meant,
+    read_answer,
+    refusal,
+)
 from molecule_hermes.transports.base import QuestionGoneError, Transport
 from molecule_hermes.turns.model import Notice, Question, TurnEvent, is_last
 
@@ -49,15 +55,18 @@ class Dialogue:
         active.run.receive(event)
         if isinstance(event, Notice) and event.withdraws:
             await self._withdraw(active, event.withdraws)
-        elif is_last(event) and active.run.question is not None:
-            active.settle(active.run.question)
+        elif is_last(event):
+            for question in list(active.run.open.values()):
+                active.settle(question)
         await self._show_pending(active)
 
     async def take_answer(self, active: ActiveTurn, context: RequestContext) -> None:
-        """Takes the peer's next message on the task as the answer to the open question."""
+        """Takes the peer's next message on the task as the answer to an open question."""
         async with active.showing:
-            if active.run.question is not None:
-                await self._pass_on(active, active.run.question, context)
+            seen = asked_in(context.current_task) if context.current_task else ""
+            question = meant(active.run.open, context.message, seen)
+            if question is not None:
+                await self._pass_on(active, question, context, seen)
             elif not active.run.ended:
                 data = {"answer": "not taken"}
                 await updates.working(active.updater, "no question is waiting for an answer", data)
@@ -88,13 +97,31 @@ class Dialogue:
         except Busy as busy:
             await self._refuse(active, question, busy.message)
             return
-        active.expiry = asyncio.create_task(self._expire(active, question), name="question-expiry")
-        active.expires_at = self._end_of_patience()
-        await updates.asking(active.updater, question, active.expires_at)
-        if active.run.question is question:
+        task = asyncio.create_task(self._expire(active, question), name="question-expiry")
+        active.expiries[question.question_id] = Expiry(self._end_of_patience(), task)
+        await self._show_open(active)
+        if question.question_id in active.run.open:
             active.resting.set()
             if self._on_question is not None:
                 await self._on_question(active)
+
+    async def _show_open(
+        self,
+        active: ActiveTurn,
+        said: str = "",
+        data: dict[str, Any] | None = None,
+        remarks: Mapping[str, str] | None = None,
+    ) -> None:
+        """Shows the open questions, or WORKING if none is left: `said` and `data` tell what became
+        of another question, `remarks` why an answer was not taken."""
+        if not active.run.open:
+            await updates.working(active.updater, said, data)
+            return
+        asked = [
+            updates.Asked(question, active.expiries[name].at, (remarks or {}).get(name, ""))
+            for name, question in active.run.open.items()
+        ]
+        await updates.asking(active.updater, asked, said, data)
 
     def _end_of_patience(self) -> str:
         end = datetime.now(UTC) + timedelta(seconds=self._question_timeout)
@@ -125,23 +152,23 @@ class Dialogue:
             "question": question.text,
             "denied": denied,
         }
-        await updates.working(active.updater, f"{outcome}: {why}", {"refused": data})
+        await self._show_open(active, f"{outcome}: {why}", {"refused": data})
 
     async def _withdraw(self, active: ActiveTurn, question_id: str) -> None:
         """Hermes no longer waits for that answer."""
         async with active.showing:
             active.run.discard(question_id)
-            question = active.run.question
-            if question is not None and question.question_id == question_id:
-                active.settle(question)
+            question = active.run.open.get(question_id)
+            # The notice itself is shown when no question waits any more.
+            if question is not None and active.settle(question) and active.run.open:
+                await self._show_open(active)
 
     async def _pass_on(
-        self, active: ActiveTurn, question: Question, context: RequestContext
+        self, active: ActiveTurn, question: Question, context: RequestContext, seen: str
     ) -> None:
         answer = remark = ""
         outcome = "Hermes no longer waited for an answer"
         try:
-            seen = asked_in(context.current_task) if context.current_task else ""
             answer = read_answer(question, context.message, seen)
             await self._transport.answer(active.turn, question.question_id, answer)
             outcome = f"answered: {answer}"
@@ -153,8 +180,9 @@ class Dialogue:
             answer = ""
         if active.run.ended:  # the terminal state was sent while the answer was on its way
             return
-        if remark and active.run.question is question:
-            await updates.asking(active.updater, question, active.expires_at, remark)
+        name = question.question_id
+        if remark and name in active.run.open:
+            await self._show_open(active, remarks={name: remark})
         elif active.settle(question):
-            data = {"questionId": question.question_id, "answer": answer}
-            await updates.working(active.updater, outcome, {"answered": data})
+            data = {"questionId": name, "answer": answer}
+            await self._show_open(active, outcome, {"answered": data})

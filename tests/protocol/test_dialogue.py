@@ -47,8 +47,7 @@ async def active() -> AsyncIterator[ActiveTurn]:
         active = ActiveTurn(Turn("m", "peer", "ctx", "task", "hi"), updater, reply, deadline)
         active.run.send()
         yield active
-    if active.expiry is not None:
-        active.expiry.cancel()
+    await active.forget_questions()
 
 
 def updater(active: ActiveTurn) -> _Updater:
