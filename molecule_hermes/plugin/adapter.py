@@ -166,6 +166,9 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         event = MessageEvent("/stop", MessageType.COMMAND, self._source(turn))
         await self.handle_message(event)
 
+    def approvals(self, session_key: str) -> Sequence[tuple[str, str]]:
+        return hermes_api.open_approvals(session_key)
+
     def approve(self, session_key: str, choice: str) -> bool:
         return hermes_api.resolve_approval(session_key, choice)
 
@@ -286,6 +289,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
             approval=True,
             command=redact(command),
             description=redact(description),
+            shown=(command, description),
         )
         return self._ask(chat_id, question, redact(f"{description}\n\n{command}"))
 

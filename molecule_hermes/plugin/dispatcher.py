@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -67,6 +68,9 @@ class Gateway(Protocol):
 
     async def stop(self, turn: Turn) -> None:
         """Stops what is running in the turn's chat."""
+
+    def approvals(self, session_key: str) -> Sequence[tuple[str, str]]:
+        """`Question.shown` of the approvals that Hermes waits for, oldest first."""
 
     def approve(self, session_key: str, choice: str) -> bool:
         """Answers the oldest approval of the session; False if none waits."""
@@ -133,9 +137,11 @@ class Dispatcher:
             return
         if answer.answer not in question.choices:
             raise NotAChoiceError(f"the answer must be one of {', '.join(question.choices)}")
-        question.answer = answer.answer
-        if not self._settle(turn):
+        if question.shown not in self._gateway.approvals(question.session_key):
+            del turn.questions[question.question_id]
             raise NotFoundError("the question is no longer open")
+        question.answer = answer.answer
+        self._settle(turn)
 
     # Called for what Hermes does.
 
@@ -191,9 +197,15 @@ class Dispatcher:
         self.emit(turn, turn.callback(body, text))
 
     def approval_expired(self, turn: Turn) -> None:
-        """Hermes gave up the oldest approval after its own timeout."""
-        if oldest := next(_approvals(turn), None):
-            self._withdraw(turn, oldest)
+        """Hermes gave up an approval after its own timeout."""
+        approvals = list(_approvals(turn))
+        waiting = Counter(self._gateway.approvals(approvals[0].session_key) if approvals else ())
+        # Of two that look the same, Hermes gives up the older one first.
+        for question in reversed(approvals):
+            if waiting[question.shown] > 0:
+                waiting[question.shown] -= 1
+            else:
+                self._withdraw(turn, question)
         self._settle(turn)
 
     def clarified(self, turn: Turn) -> None:
@@ -273,16 +285,16 @@ class Dispatcher:
         finally:
             self.finish(turn)
 
-    def _settle(self, turn: Turn) -> bool:
-        """Passes on the answers in order. Hermes takes them oldest first (approval.py:2097), so
-        an answer to a later approval waits for the earlier one's."""
-        for question in list(_approvals(turn)):
-            if not question.answer:
-                return True
-            del turn.questions[question.question_id]
-            if not self._gateway.approve(question.session_key, question.answer):
-                return False
-        return True
+    def _settle(self, turn: Turn) -> None:
+        """Passes on the answers in Hermes's order. It takes them oldest first and knows no ids
+        (approval.py:2097), so an answer to a later approval waits for the earlier one's."""
+        while answered := [question for question in _approvals(turn) if question.answer]:
+            waiting = self._gateway.approvals(answered[0].session_key)
+            oldest = next((q for q in answered if waiting and q.shown == waiting[0]), None)
+            if oldest is None:
+                return
+            del turn.questions[oldest.question_id]
+            self._gateway.approve(oldest.session_key, oldest.answer)
 
     def _post(self, turn: Turn, callback: Callback) -> None:
         self._outbox.put(turn.inbound.callback_url, callback, turn.numbers)

@@ -25,6 +25,8 @@ class Question:
     answer: str = ""
     command: str = ""
     description: str = ""
+    shown: tuple[str, str] = ("", "")
+    """The command and the description of an approval as Hermes shows them."""
 
 
 @dataclass(slots=True, eq=False)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from a2a.types import AgentExtension
 
-__all__ = ["TURN_METADATA", "extensions"]
+from molecule_hermes.turns.features import Feature
 
+__all__ = ["QUESTIONS", "TURN_METADATA", "extensions"]
+
+# The URIs are names, not addresses. The number changes with an incompatible change.
 TURN_METADATA = "urn:molecule-hermes:a2a:turn-metadata:1"
-"""Names the extension; it is not an address. The number changes with an incompatible change."""
+QUESTIONS = "urn:molecule-hermes:a2a:questions:1"
 
 
-def extensions() -> list[AgentExtension]:
-    return [
+def extensions(features: Collection[Feature]) -> list[AgentExtension]:
+    """The extensions of an agent whose transport has these features."""
+    declared = [
         AgentExtension(
             uri=TURN_METADATA,
             description=(
@@ -21,3 +27,15 @@ def extensions() -> list[AgentExtension]:
             required=False,
         )
     ]
+    if Feature.APPROVALS in features or Feature.CLARIFICATIONS in features:
+        declared.append(
+            AgentExtension(
+                uri=QUESTIONS,
+                description=(
+                    "The open questions of an INPUT_REQUIRED task, with choices and expiry, and "
+                    "answers that name their question, as a JSON Schema."
+                ),
+                required=False,
+            )
+        )
+    return declared

@@ -40,6 +40,11 @@ class Feature(Enum):
         "no: Hermes blocks the command, and the agent is told",
     )
     CLARIFICATIONS = _Row("the agent's questions to the peer", "yes", "no: the agent cannot ask")
+    SEVERAL_QUESTIONS = _Row(
+        "several questions open at once, each answered by its id",
+        "yes",
+        "no: there are no questions",
+    )
     CANCEL = _Row(
         "CancelTask ends the task, keeps its text and frees the conversation", "yes", "yes"
     )

@@ -423,6 +423,20 @@ async def test_the_text_of_a_subagent_is_not_the_answer(
     assert "word0 word1 word2" in callback.content
 
 
+async def test_a_dangerous_command_of_a_subagent_is_blocked_and_not_asked_about(
+    hermes: Hermes, callbacks: CallbackServer
+) -> None:
+    folders = [hermes.work / name for name in ("kept-1", "kept-2")]
+    for folder in folders:
+        folder.mkdir()
+    tasks = [{"goal": f"demo:run rm -rf {folder}"} for folder in folders]
+    message = await hermes.say(callbacks, f"demo:call=delegate_task {json.dumps({'tasks': tasks})}")
+    callback, _ = await callbacks.final(message, 60)
+    assert "pending_approval" in callback.content
+    assert not [c for c in callbacks.of(message) if isinstance(c.body, Approval)]
+    assert all(folder.exists() for folder in folders)
+
+
 async def test_background_work_promises_no_second_answer(
     hermes: Hermes, callbacks: CallbackServer
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import queue
 import re
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from gateway.platforms.base import (
     MessageType,
     SendResult,
 )
-from gateway.run import GatewayRunner
+from gateway.run import GatewayRunner, _redact_approval_command
 from gateway.session_context import clear_session_vars, set_session_vars
 from tools import approval, clarify_gateway
 from tools.terminal_tool import get_session_cwd
@@ -244,6 +245,28 @@ def test_approvals_are_answered_oldest_first() -> None:
     assert [entry.result for entry in entries] == ["deny", None]
     assert hermes_api.resolve_approval("the-session", "once")
     assert not hermes_api.resolve_approval("the-session", "once")
+
+
+def test_open_approvals_are_those_that_hermes_shows_oldest_first() -> None:
+    notified: queue.Queue[dict[str, Any]] = queue.Queue()
+    commands = [f"curl -H 'Authorization: Bearer sk-{'a1b2c3d4' * 5}' x", "rm -rf y"]
+    asking = []
+    for command in commands:
+        data = {"command": command} | ({"description": "a"} if "curl" in command else {})
+        given = ("open", notified.put, data)
+        asking.append(threading.Thread(target=approval._await_gateway_decision, args=given))
+        asking[-1].start()
+        assert notified.get(timeout=10) == data
+    try:
+        first, second = hermes_api.open_approvals("open")
+    finally:
+        approval.clear_session("open")
+    for thread in asking:
+        thread.join(10)
+    assert first == (_redact_approval_command(commands[0]), "a")
+    assert "a1b2c3d4a1b2c3d4" not in first[0]
+    assert second == ("rm -rf y", "dangerous command")
+    assert hermes_api.open_approvals("open") == []
 
 
 def test_a_question_takes_one_answer() -> None:

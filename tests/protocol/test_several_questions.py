@@ -24,6 +24,18 @@ SECOND = Question("q2", "approval", "may I run rm -rf y?", ("once", "deny"), com
 COLOUR = Question("q3", "clarify", "which colour?", ("Red", "Blue"))
 
 
+async def shown_questions(client: Client, task_id: str, count: int) -> list[dict[str, Any]]:
+    """Waits until that many questions are open; returns them."""
+
+    async def shown() -> list[dict[str, Any]] | None:
+        task = await client.get_task(GetTaskRequest(id=task_id))
+        data = json_format.MessageToDict(task.status.message.metadata)
+        questions: list[dict[str, Any]] = data.get("questions", [])
+        return questions if len(questions) == count else None
+
+    return list(await until(shown))
+
+
 async def open_questions(client: Client, task_id: str, *ids: str) -> dict[str, Any]:
     """Waits until exactly these questions are open; returns the metadata of the status."""
 
