@@ -6,7 +6,8 @@ and follows directives in it (`docs/demo-model.md` describes them):
     demo:slow[=SECONDS]   stream word by word, with that many seconds in between
     demo:words=N          answer with N numbered words
     demo:run COMMAND      call Hermes's terminal tool (the rest of the line), then report
-    demo:read             print the first attached file with that tool
+    demo:read             print the first attached file with that tool, else the latest file of the
+                          earlier messages
     demo:file=NAME TEXT   write a file with that tool (base64:… for bytes) and deliver it
     demo:say TEXT         answer with that text only
     demo:ask[=A|B] TEXT   ask that question through Hermes's clarify tool, then report the answer
@@ -48,6 +49,8 @@ _MAX_BODY = 64 * 2**20
 _DIRECTIVE = re.compile(r"demo:(\w+)(?:=([^\s]+))?(?:[ \t]+([^\n]+))?")
 # How Hermes names the path of an attached file in the prompt (gateway/run.py:2290).
 _PATH = re.compile(r"(?:saved|attached) at: (/.+?)(?:\. Its |\])")
+# How the plugin names the files of earlier messages (plugin/prompts.py).
+_KEPT = re.compile(r"\[Files of earlier messages are still in (/[^\]\n]+?): '([^']*)'[^\]]*\]\s*")
 _FILE_NOTE = re.compile(r"\[The user sent [^\]]*?'([^'\]]*)'[^\]]*\]")
 _IMAGE_NOTE = re.compile(r"\s*\[Image attached at: [^\]]*\]")
 _FAILURES: Mapping[str, tuple[int, str, str]] = {
@@ -184,8 +187,8 @@ def _command(last_user: str, directives: Mapping[str, tuple[str, str]]) -> str:
     if "run" in directives:
         return directives["run"][1] or "true"
     if "read" in directives:
-        found = _PATH.search(last_user)
-        return f"cat {shlex.quote(found[1])}" if found else "echo no file is attached"
+        path = next(iter(_PATH.findall(last_user)), "") or "/".join(_kept(last_user))
+        return f"cat {shlex.quote(path)}" if path else "echo no file is attached"
     if "file" in directives:
         name, text = directives["file"]
         path = shlex.quote("./" + (name.rpartition("/")[2] or "file.txt"))
@@ -221,7 +224,14 @@ def _last_user(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _repeated(text: str) -> str:
     """The text without the paths that Hermes added: it delivers the files that an answer names."""
-    return _FILE_NOTE.sub(r"[file: \1]", _IMAGE_NOTE.sub("", text)).strip()
+    text = _KEPT.sub("", _IMAGE_NOTE.sub("", text))
+    return _FILE_NOTE.sub(r"[file: \1]", text).strip()
+
+
+def _kept(text: str) -> tuple[str, ...]:
+    """The folder and the name of the latest file of an earlier message."""
+    found = _KEPT.search(text)
+    return found.groups() if found else ()
 
 
 def _images(message: Mapping[str, Any]) -> list[str]:

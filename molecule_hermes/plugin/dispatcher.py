@@ -17,7 +17,6 @@ from typing import Protocol
 from molecule_hermes.errors import Draining, InternalFailure, Interrupted, TurnFailure
 from molecule_hermes.keyed_tasks import KeyedTasks
 from molecule_hermes.plugin.callbacks import require_same_bridge
-from molecule_hermes.plugin.files import remove
 from molecule_hermes.plugin.hermes_api import State
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Outbox
@@ -68,6 +67,9 @@ class Gateway(Protocol):
 
     async def stop(self, turn: Turn) -> None:
         """Stops what is running in the turn's chat."""
+
+    def release(self, turn: Turn) -> None:
+        """The turn has ended; its files may be removed."""
 
     def approvals(self, session_key: str) -> Sequence[tuple[str, str]]:
         """`Question.shown` of the approvals that Hermes waits for, oldest first."""
@@ -225,7 +227,8 @@ class Dispatcher:
         final = final_of(turn)
         if self._ledger.finish(turn):
             self._post(turn, final)
-            remove(turn.files)
+            if turn.started:
+                self._gateway.release(turn)
 
     async def close(self) -> None:
         """Ends every unfinished message."""

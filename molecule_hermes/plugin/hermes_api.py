@@ -31,6 +31,7 @@ __all__ = [
     "is_interrupted",
     "lend_api_key",
     "open_approvals",
+    "path_for_tools",
     "remove_event_handler",
     "report_connected",
     "report_disconnected",
@@ -201,6 +202,16 @@ def hermes_home() -> Path:
     from hermes_constants import get_hermes_home
 
     return Path(get_hermes_home())
+
+
+def path_for_tools(path: Path) -> str:
+    """The path of something in a cache as the agent's tools see it, which may be in a container.
+
+    `to_agent_visible_cache_path` (tools/credential_files.py:473).
+    """
+    from tools.credential_files import to_agent_visible_cache_path
+
+    return str(to_agent_visible_cache_path(str(path)))
 
 
 def can_show_image(path: Path) -> bool:

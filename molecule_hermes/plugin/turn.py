@@ -6,7 +6,6 @@ import asyncio
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from molecule_hermes.errors import TurnFailure
 from molecule_hermes.wire import Body, Callback, Delta, Inbound, Usage
@@ -40,8 +39,7 @@ class Turn:
     numbers: Iterator[int] = field(default_factory=itertools.count)
     """The `seq` of its callbacks."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    files: list[Path] = field(default_factory=list)
-    """Attachments that were saved for the agent and are removed at the end."""
+    has_attachments: bool = False
     has_files: bool = False
     """Whether the answer comes with files, so that it may have no text."""
     refused: list[str] = field(default_factory=list)
@@ -105,6 +103,7 @@ class Turn:
 
     def forget(self) -> None:
         """Keeps only what a push needs: the names, the address and the counter."""
+        self.has_attachments = bool(self.inbound.attachments)
         self.inbound = replace(self.inbound, content="", attachments=(), system_prompt="")
         self.answer = self.reply = None
         self._streamed = ""

@@ -56,6 +56,11 @@ class Feature(Enum):
     DOCUMENTS_IN = _Row("text documents and data parts in", "yes", "yes")
     IMAGES_IN = _Row("images in, for a model that accepts images", "yes", "yes")
     FILES_IN = _Row("other files in, as files that tools can open", "yes", "no: refused by name")
+    KEPT_FILES = _Row(
+        "files of a conversation stay for its later turns",
+        "yes",
+        "no: no files are taken; documents and images are part of their message only",
+    )
     FILES_OUT = _Row("files that the agent delivers", "yes", "no: the agent can only name them")
     TOKENS = _Row("tokens used, duration and time to first text", "yes", "yes")
     MODEL = _Row("the name of the model that answered", "yes", "no: Hermes does not report it")

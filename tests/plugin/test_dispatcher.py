@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -34,6 +33,7 @@ class FakeGateway:
         self.working: set[str] = set()
         self.started: asyncio.Queue[Turn] = asyncio.Queue()
         self.stopped: list[str] = []
+        self.released: list[str] = []
         self.approved: list[tuple[str, str]] = []
         self.waiting: list[tuple[str, str]] = []
         self.crash = False
@@ -57,6 +57,9 @@ class FakeGateway:
     async def stop(self, turn: Turn) -> None:
         self.stopped.append(turn.message_id)
         self.working.discard(turn.chat_id)
+
+    def release(self, turn: Turn) -> None:
+        self.released.append(turn.message_id)
 
     def approvals(self, session_key: str) -> list[tuple[str, str]]:
         return list(self.waiting)
@@ -199,16 +202,16 @@ async def test_cancel_stops_hermes_and_later_output_is_dropped(harness: Harness)
     assert [c.body for c in harness.outbox.callbacks] == [Final("canceled")]
 
 
-async def test_the_files_of_a_message_are_removed_at_its_end(
-    harness: Harness, tmp_path: Path
-) -> None:
+async def test_a_messages_files_are_released_once_at_its_end(harness: Harness) -> None:
     harness.say("1")
+    harness.say("2")
     turn = await harness.started()
-    file = tmp_path / "attached"
-    file.write_bytes(b"x")
-    turn.files.append(file)
+    # One that never began has no files, and those of the chat are in use.
+    harness.dispatcher.cancel("2")
+    assert harness.gateway.released == []
     harness.end(turn)
-    assert not file.exists()
+    harness.dispatcher.finish(turn)
+    assert harness.gateway.released == ["1"]
 
 
 async def test_a_refused_file_is_reported_at_once_and_remembered_for_one_turn(

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from molecule_hermes.plugin.files import left_over
 from molecule_hermes.wire import (
     CANCEL_PATH,
     INBOUND_PATH,
@@ -463,7 +462,6 @@ async def test_an_image_is_seen_by_the_model(hermes: Hermes, callbacks: Callback
     assert final.status == "completed"
     assert f"I see 2 images: image/png, {len(PNG)} bytes; image/png, " in callback.content
     assert not [c for c in callbacks.of(message) if isinstance(c.body, File)]
-    assert not left_over(hermes.home / "cache" / "documents")
 
 
 async def test_an_image_without_words_is_a_message(
@@ -493,7 +491,6 @@ async def test_a_tool_can_open_an_attached_file(
     callback, final = await callbacks.final(message)
     assert final.status == "completed"
     assert "the answer is 42" in callback.content
-    assert not left_over(hermes.home / "cache" / "documents")
 
 
 async def test_the_agent_learns_the_paths_of_attached_files(
@@ -508,20 +505,20 @@ async def test_the_agent_learns_the_paths_of_attached_files(
 
 
 @pytest.mark.parametrize("ending", ["demo:fail=401", "demo:run sleep 30"])
-async def test_attached_files_are_removed_however_the_turn_ends(
+async def test_attached_files_stay_however_the_turn_ends(
     hermes: Hermes, callbacks: CallbackServer, ending: str
 ) -> None:
-    file = Attachment("a.bin", "application/octet-stream", b"x")
-    message = await hermes.say(callbacks, ending, attachments=(file,))
+    file = Attachment("a.bin", "application/octet-stream", ending.encode())
+    message = await hermes.say(callbacks, ending, chat=f"stays {ending}", attachments=(file,))
     if "sleep" in ending:
         await callbacks.until(
             lambda: [c for c in callbacks.of(message) if isinstance(c.body, Tool)]
         )
-        assert left_over(hermes.home / "cache" / "documents")
         await hermes.cancel(message)
     _, final = await callbacks.final(message)
     assert final.status in ("failed", "canceled")
-    assert not left_over(hermes.home / "cache" / "documents")
+    kept = (hermes.home / "cache" / "documents" / "a2a").glob("*/a.bin")
+    assert [path.read_bytes() for path in kept].count(ending.encode()) == 1
 
 
 @pytest.mark.parametrize(

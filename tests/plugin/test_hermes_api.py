@@ -24,6 +24,8 @@ from gateway.platforms.base import (
     MessageEvent,
     MessageType,
     SendResult,
+    cleanup_document_cache,
+    get_document_cache_dir,
 )
 from gateway.run import GatewayRunner, _redact_approval_command
 from gateway.session_context import clear_session_vars, set_session_vars
@@ -32,7 +34,9 @@ from tools.terminal_tool import get_session_cwd
 
 from molecule_hermes.plugin import hermes_api
 from molecule_hermes.plugin.adapter import MoleculeAdapter
+from molecule_hermes.plugin.kept_files import KeptFiles
 from molecule_hermes.plugin.settings import API_KEY, SECRET, SECRETS
+from molecule_hermes.wire import Attachment
 
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489"
@@ -218,6 +222,26 @@ def test_a_turn_works_in_its_folder_and_stays_below_it(tmp_path: Path) -> None:
 
 def test_hermess_home_is_the_one_that_is_set(home: Path) -> None:
     assert hermes_api.hermes_home() == home
+
+
+def test_tools_in_a_container_see_the_caches_at_another_path(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Path(get_document_cache_dir()) / "a2a" / "x"
+    kept.mkdir(parents=True)
+    assert hermes_api.path_for_tools(kept) == str(kept)
+    monkeypatch.setenv("TERMINAL_ENV", "docker")
+    assert hermes_api.path_for_tools(kept) == "/root/.hermes/cache/documents/a2a/x"
+
+
+def test_hermes_clears_its_document_cache_but_not_the_folders_in_it(home: Path) -> None:
+    cache = Path(get_document_cache_dir())
+    (path,) = KeptFiles(cache).save("c", [Attachment("a.pdf", "application/pdf", b"x")])
+    (cache / "doc_1_a.pdf").touch()
+    for file in (path, cache / "doc_1_a.pdf"):
+        os.utime(file, (1, 1))
+    assert cleanup_document_cache() == 1
+    assert path.exists()
 
 
 def test_images_that_models_take_can_be_shown(tmp_path: Path) -> None:
