@@ -53,7 +53,7 @@ class ActiveTurn:
     showing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while something is shown to the peer, so that events keep their order."""
     expiries: dict[str, Expiry] = field(default_factory=dict)
-    """When each open question expires, by its id."""
+    """When each question expires, by its id; a settled one stays until `forget_questions`."""
     resting: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while a question waits, and when the turn has ended: `execute` may return."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -102,7 +102,7 @@ class ActiveTurn:
         """Closes a question; False if it does not wait. The turn goes on when none waits."""
         if not self.run.settle(question):
             return False
-        expiry = self.expiries.pop(question.question_id, None)
+        expiry = self.expiries.get(question.question_id)
         if expiry is not None and expiry.task is not asyncio.current_task():
             expiry.task.cancel()
         if not self.run.open:
@@ -113,7 +113,7 @@ class ActiveTurn:
         return True
 
     async def forget_questions(self) -> None:
-        """Ends the clocks of the questions that are still open."""
+        """Ends the clocks of the questions, and waits for what they still do."""
         tasks = {expiry.task for expiry in self.expiries.values()}
         for task in tasks:
             task.cancel()
