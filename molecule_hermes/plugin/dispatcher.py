@@ -143,7 +143,8 @@ class Dispatcher:
             del turn.questions[question.question_id]
             raise NotFoundError("the question is no longer open")
         question.answer = answer.answer
-        self._settle(turn)
+        if not self._settle(turn):
+            raise NotFoundError("the question is no longer open")
 
     # Called for what Hermes does.
 
@@ -288,16 +289,19 @@ class Dispatcher:
         finally:
             self.finish(turn)
 
-    def _settle(self, turn: Turn) -> None:
-        """Passes on the answers in Hermes's order. It takes them oldest first and knows no ids
-        (approval.py:2097), so an answer to a later approval waits for the earlier one's."""
+    def _settle(self, turn: Turn) -> bool:
+        """Passes on the answers in Hermes's order; False if Hermes did not take one. It takes them
+        oldest first and knows no ids (approval.py:2097), so an answer to a later approval waits
+        for the earlier one's."""
         while answered := [question for question in _approvals(turn) if question.answer]:
             waiting = self._gateway.approvals(answered[0].session_key)
             oldest = next((q for q in answered if waiting and q.shown == waiting[0]), None)
             if oldest is None:
-                return
+                return True
             del turn.questions[oldest.question_id]
-            self._gateway.approve(oldest.session_key, oldest.answer)
+            if not self._gateway.approve(oldest.session_key, oldest.answer):
+                return False
+        return True
 
     def _post(self, turn: Turn, callback: Callback) -> None:
         self._outbox.put(turn.inbound.callback_url, callback, turn.numbers)

@@ -36,6 +36,7 @@ class FakeGateway:
         self.released: list[str] = []
         self.approved: list[tuple[str, str]] = []
         self.waiting: list[tuple[str, str]] = []
+        self.too_late = False
         self.crash = False
         self.preparing = False
 
@@ -66,7 +67,7 @@ class FakeGateway:
 
     def approve(self, session_key: str, choice: str) -> bool:
         self.approved.append((self.waiting.pop(0)[0], choice))
-        return True
+        return not self.too_late
 
     def clarify(self, question_id: str, answer: str) -> bool:
         return question_id != "gone"
@@ -355,6 +356,16 @@ async def test_only_the_approval_that_hermes_gave_up_is_withdrawn(harness: Harne
     withdrawn = [c.body for c in harness.outbox.callbacks if isinstance(c.body, Notice)]
     assert withdrawn == [Notice(withdraws="q1")]
     assert list(turn.questions) == ["q2", "q3"]
+
+
+async def test_an_answer_that_hermes_does_not_take_any_more_is_refused(harness: Harness) -> None:
+    harness.say("1")
+    turn = await harness.started()
+    question = approval("q1")
+    harness.gateway.waiting, harness.gateway.too_late = [question.shown], True
+    harness.dispatcher.ask(turn, question, "may I?")
+    with pytest.raises(NotFoundError):
+        harness.dispatcher.answer(Answer("1", "q1", "once"))
 
 
 async def test_an_approval_that_hermes_gave_up_cannot_be_answered(harness: Harness) -> None:
