@@ -338,6 +338,23 @@ class Settings(BaseModel):
         MAX_FILE_BYTES,
         f"the maximum bytes of a file in a message, 1 to {MAX_FILE_BYTES}",
     )
+    keep_files_days: Annotated[float, Field(ge=0, le=36_500)] = _own(
+        "KEEP_FILES_DAYS",
+        7,
+        "days for which the files of a conversation stay after its last message, for its later "
+        "turns, up to 36500; 0 removes them when their turn ends (plugin)",
+    )
+    keep_files_bytes: Annotated[int, Field(ge=1, le=2**50)] = _own(
+        "KEEP_FILES_BYTES",
+        2**30,
+        "the maximum bytes of such files in all, 1 to 1125899906842624; the oldest are removed "
+        "first",
+    )
+    keep_files_bytes_of_conversation: Annotated[int, Field(ge=1, le=2**50)] = _own(
+        "KEEP_FILES_BYTES_OF_CONVERSATION",
+        100 * 2**20,
+        "the maximum bytes of such files of one conversation, 1 to 1125899906842624",
+    )
     file_hosts: Annotated[tuple[str, ...], BeforeValidator(parse_hosts)] = _own(
         "FILE_HOSTS",
         (),

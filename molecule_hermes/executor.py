@@ -135,7 +135,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
     @property
     def questions(self) -> int:
         """Questions that wait for a peer's answer."""
-        return sum(active.run.state is State.ASKING for active in self._runs.values())
+        return sum(len(active.run.open) for active in self._runs.values())
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         if self._replies_with_message:
@@ -272,9 +272,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
                 self._asked_and_ended.append(active.turn.task_id)
             active.ended.set()
             active.resting.set()
-            if active.expiry is not None:
-                active.expiry.cancel()
-                await asyncio.wait({active.expiry})
+            await active.forget_questions()
 
     async def _run(self, active: ActiveTurn, context: RequestContext) -> End:
         _refuse_an_orphaned_answer(context)
@@ -306,12 +304,12 @@ class HermesAgentProxyExecutor(AgentExecutor):
             if not await active.slot.wait():
                 return Canceled()
             attached = await self._transport.attach(turn, record.place)
-            active.run = TurnRun.resumed()
+            active.run = TurnRun.resumed(record.asked)
             resumed.settle()
             async with aclosing(attached.events) as events:
                 if resumed.asks:
                     unsure = resumed.answer(attached.questions)
-                    await self._dialogue.restore(active, resumed.asks, record.expires_at, unsure)
+                    await self._dialogue.restore(active, resumed.asks, unsure)
                 last = await self._follow(active, events)
             return await self._data_replies.settle(active, last, self._relay)
 

@@ -226,8 +226,7 @@ class _Exchange:
 
     @property
     def _question(self) -> dict[str, Any]:
-        question = json_format.MessageToDict(self._status.message.metadata).get("question")
-        return question if isinstance(question, dict) else {}
+        return _question_in(self._status)
 
     async def _read_answer(self, keyboard: int) -> str | None:
         """None at the end of the input; "" if the question is no longer open."""
@@ -264,7 +263,10 @@ class _Exchange:
             async with aclosing(self._follow()) as events:
                 async for event in events:
                     status = status_in(event)
-                    if status is not None and status.message.message_id != question:
+                    if status is None or status.message.message_id == question:
+                        continue
+                    # Another question came or was settled, and this one still waits.
+                    if not self._asked or _question_in(status).get("questionId") != self._asked:
                         return
         except A2AError as error:
             if _is_broken(error):
@@ -331,6 +333,12 @@ class _Exchange:
             return StartError(_one_line(error), _hint(error))
         hint = self._may_still_run() if self._task_id else "check that the agent is running"
         return StartError(f"the connection to the agent was lost ({_one_line(error)})", hint)
+
+
+def _question_in(status: TaskStatus) -> dict[str, Any]:
+    """The oldest open question; empty if there is none."""
+    question = json_format.MessageToDict(status.message.metadata).get("question")
+    return question if isinstance(question, dict) else {}
 
 
 def _is_broken(error: Exception) -> bool:

@@ -6,11 +6,13 @@ and follows directives in it (`docs/demo-model.md` describes them):
     demo:slow[=SECONDS]   stream word by word, with that many seconds in between
     demo:words=N          answer with N numbered words
     demo:run COMMAND      call Hermes's terminal tool (the rest of the line), then report
-    demo:read             print the first attached file with that tool
+    demo:read             print the first attached file with that tool, else the latest file of the
+                          earlier messages
     demo:file=NAME TEXT   write a file with that tool (base64:… for bytes) and deliver it
     demo:say TEXT         answer with that text only
     demo:ask[=A|B] TEXT   ask that question through Hermes's clarify tool, then report the answer
-    demo:call=TOOL {JSON} call any tool of Hermes with these arguments, then report
+    demo:call=TOOL {JSON} call any tool of Hermes with these arguments, then report; several such
+                          lines are calls that the model makes at once
     demo:fail=CAUSE       fail as a provider would: 401, 404, 429, 500, quota, context, page
     demo:fail=STATUS:CODE TEXT   fail with that HTTP status, code (may be empty) and message
     demo:json[=WHEN]      answer with JSON for the schema in the message: at once, `fenced` among
@@ -29,6 +31,7 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import itertools
 import json
 import re
 import shlex
@@ -37,7 +40,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiohttp import web
 
@@ -51,6 +54,8 @@ _MAX_BODY = 64 * 2**20
 _DIRECTIVE = re.compile(r"demo:(\w+)(?:=([^\s]+))?(?:[ \t]+([^\n]+))?")
 # How Hermes names the path of an attached file in the prompt (gateway/run.py:2290).
 _PATH = re.compile(r"(?:saved|attached) at: (/.+?)(?:\. Its |\])")
+# How the plugin names the files of earlier messages (plugin/prompts.py).
+_KEPT = re.compile(r"\[Files of earlier messages are still in (/[^\]\n]+?): '([^']*)'[^\]]*\]\s*")
 _FILE_NOTE = re.compile(r"\[The user sent [^\]]*?'([^'\]]*)'[^\]]*\]")
 _IMAGE_NOTE = re.compile(r"\s*\[Image attached at: [^\]]*\]")
 _FAILURES: Mapping[str, tuple[int, str, str]] = {
@@ -90,10 +95,14 @@ async def demo_model(
         await runner.cleanup()
 
 
+_Call: TypeAlias = tuple[str, dict[str, Any]]
+"""The name of a tool and its arguments."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Answer:
     text: str = ""
-    tool: tuple[str, dict[str, Any]] | None = None
+    tools: tuple[_Call, ...] = ()
     pause: float = 0.0
     broken: bool = False
 
@@ -148,17 +157,16 @@ def _answer(
     }
     if name := next((name for name in fixed if name in directives), ""):
         return _Answer(fixed[name], pause=pause)
-    tool = _tool(last_user, directives)
-    has_run = messages[-1].get("role") == "tool"
+    tools = _tools(last_user, directives)
+    results = _results(messages)
     how = _json_directive(messages, last_user, directives)
-    if how is not None and (has_run or tool is None):
+    if how is not None and (results or not tools):
         return _Answer(json_answer(how, last_user), pause=pause)
-    if has_run:
-        result = _text(messages[-1])
-        text = _delivery(result) if "file" in directives else f"The tool answered: {result[:2000]}"
-        return _Answer(text, pause=pause)
-    if tool is not None:
-        return _Answer("I will run that now.", tool=tool, pause=pause)
+    if results:
+        told = "\n".join(f"The tool answered: {result[:2000]}" for result in results)
+        return _Answer(_delivery(results[-1]) if "file" in directives else told, pause=pause)
+    if tools:
+        return _Answer("I will run that now.", tools=tools, pause=pause)
     if "words" in directives:
         count = int(_number(directives["words"][0], 100))
         return _Answer(" ".join(f"word{i}" for i in range(min(count, 100_000))), pause=pause)
@@ -178,20 +186,25 @@ def _json_directive(
     return next((value for each in found for name, value, _ in each if name == "json"), None)
 
 
-def _tool(
-    last_user: str, directives: Mapping[str, tuple[str, str]]
-) -> tuple[str, dict[str, Any]] | None:
+def _results(messages: list[dict[str, Any]]) -> list[str]:
+    """What the tools that were called last have returned."""
+    last = itertools.takewhile(lambda m: m.get("role") == "tool", reversed(messages))
+    return [_text(message) for message in last][::-1]
+
+
+def _tools(last_user: str, directives: Mapping[str, tuple[str, str]]) -> tuple[_Call, ...]:
     if command := _command(last_user, directives):
-        return "terminal", {"command": command}
+        return (("terminal", {"command": command}),)
     if "ask" in directives:
         choices, question = directives["ask"]
         asked = {"question": question or "Which one?"}
-        return "clarify", asked | ({"choices": choices.split("|")} if choices else {})
-    if "call" in directives:
-        name, arguments = directives["call"]
-        with contextlib.suppress(ValueError, TypeError):
-            return name, dict(json.loads(arguments or "{}"))
-    return None
+        return (("clarify", asked | ({"choices": choices.split("|")} if choices else {})),)
+    calls = []
+    for directive, name, arguments in _DIRECTIVE.findall(last_user):
+        if directive == "call":
+            with contextlib.suppress(ValueError, TypeError):
+                calls.append((name, dict(json.loads(arguments or "{}"))))
+    return tuple(calls)
 
 
 def _command(last_user: str, directives: Mapping[str, tuple[str, str]]) -> str:
@@ -199,8 +212,8 @@ def _command(last_user: str, directives: Mapping[str, tuple[str, str]]) -> str:
     if "run" in directives:
         return directives["run"][1] or "true"
     if "read" in directives:
-        found = _PATH.search(last_user)
-        return f"cat {shlex.quote(found[1])}" if found else "echo no file is attached"
+        path = next(iter(_PATH.findall(last_user)), "") or "/".join(_kept(last_user))
+        return f"cat {shlex.quote(path)}" if path else "echo no file is attached"
     if "file" in directives:
         name, text = directives["file"]
         path = shlex.quote("./" + (name.rpartition("/")[2] or "file.txt"))
@@ -236,7 +249,14 @@ def _last_user(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _repeated(text: str) -> str:
     """The text without the paths that Hermes added: it delivers the files that an answer names."""
-    return _FILE_NOTE.sub(r"[file: \1]", _IMAGE_NOTE.sub("", text)).strip()
+    text = _KEPT.sub("", _IMAGE_NOTE.sub("", text))
+    return _FILE_NOTE.sub(r"[file: \1]", text).strip()
+
+
+def _kept(text: str) -> tuple[str, ...]:
+    """The folder and the name of the latest file of an earlier message."""
+    found = _KEPT.search(text)
+    return found.groups() if found else ()
 
 
 def _images(message: Mapping[str, Any]) -> list[str]:
@@ -286,21 +306,23 @@ def _usage(answer: _Answer) -> dict[str, int]:
     return {"prompt_tokens": 10, "completion_tokens": words, "total_tokens": 10 + words}
 
 
-def _tool_call(tool: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    name, arguments = tool
-    return {
-        "index": 0,
-        "id": f"call_{uuid.uuid4().hex[:12]}",
-        "type": "function",
-        "function": {"name": name, "arguments": json.dumps(arguments)},
-    }
+def _tool_calls(answer: _Answer) -> list[dict[str, Any]]:
+    return [
+        {
+            "index": index,
+            "id": f"call_{uuid.uuid4().hex[:12]}",
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps(arguments)},
+        }
+        for index, (name, arguments) in enumerate(answer.tools)
+    ]
 
 
 def _whole(answer: _Answer) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.text}
-    if answer.tool:
-        message["tool_calls"] = [_tool_call(answer.tool)]
-    finish = "tool_calls" if answer.tool else "stop"
+    if answer.tools:
+        message["tool_calls"] = _tool_calls(answer)
+    finish = "tool_calls" if answer.tools else "stop"
     return {
         "id": "chatcmpl-demo",
         "object": "chat.completion",
@@ -333,7 +355,7 @@ async def _stream(request: web.Request, response: web.StreamResponse, answer: _A
         if answer.broken and request.transport is not None:
             request.transport.abort()
             return
-    if answer.tool:
-        await chunk({"tool_calls": [_tool_call(answer.tool)]})
-    await chunk({}, "tool_calls" if answer.tool else "stop", usage=_usage(answer))
+    if answer.tools:
+        await chunk({"tool_calls": _tool_calls(answer)})
+    await chunk({}, "tool_calls" if answer.tools else "stop", usage=_usage(answer))
     await response.write(b"data: [DONE]\n\n")

@@ -25,6 +25,9 @@ def enable(home: HermesHome, settings: Settings, *, even_if_disabled: bool = Fal
         "max_threads": settings.max_running + settings.max_questions,
         # A single peer expects to find the files of one conversation in the next.
         "folder_per_chat": settings.has_several_peers,
+        "keep_files_days": settings.keep_files_days,
+        "keep_files_bytes": settings.keep_files_bytes,
+        "keep_files_bytes_of_chat": settings.keep_files_bytes_of_conversation,
     }
     required = {"platforms": {PLATFORM: {"enabled": True, "extra": extra}}}
     # The bridge answers for a peer that does not, so Hermes must wait longer than the bridge.

@@ -8,11 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ from gateway.platforms.base import (
     MessageEvent,
     MessageType,
     ProcessingOutcome,
-    SendResult,
     get_document_cache_dir,
 )
 
@@ -31,26 +28,21 @@ from molecule_hermes.errors import InternalFailure
 from molecule_hermes.plugin import hermes_api, prompts
 from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.endpoints import application
-from molecule_hermes.plugin.files import (
-    FileRefusedError,
-    left_over,
-    linked_file,
-    read_file,
-    remove,
-    save,
-)
+from molecule_hermes.plugin.file_delivery import FileDelivery, not_available
 from molecule_hermes.plugin.hardening import forbid_inspection
 from molecule_hermes.plugin.hermes_api import current_message_id
 from molecule_hermes.plugin.hooks import Effect, Hooks
 from molecule_hermes.plugin.journal import Journals
+from molecule_hermes.plugin.kept_files import KeptFiles
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Outbox
+from molecule_hermes.plugin.send_results import not_sent, sent
 from molecule_hermes.plugin.settings import PLATFORM, SECRETS, PluginSettings
 from molecule_hermes.plugin.shown_types import shown_type
+from molecule_hermes.plugin.sweeper import Sweeper
 from molecule_hermes.plugin.turn import Question, Turn
 from molecule_hermes.plugin.work_folders import WorkFolders
-from molecule_hermes.text import redact, safe_name
-from molecule_hermes.wire import File
+from molecule_hermes.text import redact
 
 __all__ = ["MoleculeAdapter"]
 
@@ -60,7 +52,7 @@ _CLOCK = 0.1
 """Seconds by which the clock of a file system may lag behind."""
 
 
-class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
+class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
     # The default of 4096 splits streamed text into messages.
     MAX_MESSAGE_LENGTH = 10_000_000
     splits_long_messages = True
@@ -78,6 +70,8 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         self._dispatcher = Dispatcher(self, Ledger(), self._outbox)
         self._site: web.AppRunner | None = None
         self._folders: WorkFolders | None = None
+        self._kept = KeptFiles(Path(get_document_cache_dir()))
+        self._sweeper = Sweeper(self._kept.sweep)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # Hermes opens and closes the platform.
@@ -97,11 +91,13 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         if not await self._listen(settings):
             return False
         hermes_api.widen_executor(self.gateway_runner, settings.max_threads)
-        remove(left_over(Path(get_document_cache_dir())))
         # The launcher has done both already, but an operator's own Hermes runs without it.
         forbid_inspection()
         hermes_api.strip_from_tools(SECRETS)
         self._open_folders(settings)
+        self._kept = KeptFiles(Path(get_document_cache_dir()), settings.kept)
+        self._sweeper = Sweeper(self._kept.sweep)
+        self._sweeper.open()
         self._outbox.open()
         self._hooks.attach(self)
         hermes_api.report_connected(self)
@@ -117,6 +113,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         if self._site is not None:
             await self._site.cleanup()
             self._site = None
+        await self._sweeper.close()
         await self._outbox.close(self._settings.flush_for)
 
     async def _listen(self, settings: PluginSettings) -> bool:
@@ -161,6 +158,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
     async def start(self, turn: Turn) -> None:
         turn.began = time.time() - _CLOCK
         refused = self._dispatcher.refused_before(turn)
+        self._kept.enter(turn.chat_id)
         await self.handle_message(await asyncio.to_thread(self._event, turn, refused))
 
     async def stop(self, turn: Turn) -> None:
@@ -168,6 +166,14 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         # Only this command also kills the running tool; `cancel_session_processing` does not.
         event = MessageEvent("/stop", MessageType.COMMAND, self._source(turn))
         await self.handle_message(event)
+
+    def release(self, turn: Turn) -> None:
+        self._kept.leave(turn.chat_id)
+        if turn.has_attachments:
+            self._sweeper.wake()
+
+    def approvals(self, session_key: str) -> Sequence[tuple[str, str]]:
+        return hermes_api.open_approvals(session_key)
 
     def approve(self, session_key: str, choice: str) -> bool:
         return hermes_api.resolve_approval(session_key, choice)
@@ -188,12 +194,15 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         )
 
     def _event(self, turn: Turn, refused: Sequence[str]) -> Any:
-        folder = Path(get_document_cache_dir())
         items = turn.inbound.attachments
-        paths = [save(item, folder, turn.files) for item in items]
+        paths = self._kept.save(turn.chat_id, items)
         shown = [shown_type(item, path) for item, path in zip(items, paths, strict=True)]
+        earlier = self._kept.earlier(turn.chat_id, but=paths)
+        folder = hermes_api.path_for_tools(earlier.folder)
+        notes = [*prompts.kept_files(folder, earlier.names, earlier.more)]
+        text = prompts.with_notes(turn.inbound.content, [*notes, *prompts.refusals(refused)])
         return MessageEvent(
-            text=prompts.neutralized(prompts.with_refusals(turn.inbound.content, refused)),
+            text=prompts.neutralized(text),
             # Not TEXT, which Hermes rewrites ("restart gateway" → /restart, base.py:1880).
             message_type=MessageType.DOCUMENT,
             source=self._source(turn),
@@ -243,7 +252,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         for path, _ in self.extract_media(turn.answer)[0]:
             turn.has_files = True
             if self.validate_media_delivery_path(path) is None:
-                self._dispatcher.refuse(turn, _not_available(path))
+                self._dispatcher.refuse(turn, not_available(path))
         turn.answer = self.strip_media_directives_for_display(turn.answer)
 
     async def send(
@@ -253,15 +262,15 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         turn = self._dispatcher.owner(chat_id, current, reply_to)
         if turn is None:
             known = self._dispatcher.push(chat_id, content)
-            return _sent() if known else _not_sent("the peer of this chat is unknown")
+            return sent() if known else not_sent("the peer of this chat is unknown")
         if reply_to != turn.message_id:
             self._dispatcher.notice(turn, content)
-            return _sent()
+            return sent()
         turn.reply = content
         # Inside the turn this is the end of a streamed segment; after it, the reply itself.
         if current == turn.message_id:
             self._dispatcher.emit(turn, turn.segment(content))
-        return _sent()
+        return sent()
 
     def supports_draft_streaming(self, chat_type: Any = None, metadata: Any = None) -> bool:
         return True
@@ -271,7 +280,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
     ) -> Any:
         if turn := self._dispatcher.owner(chat_id, current_message_id()):
             self._dispatcher.emit(turn, turn.draft(draft_id, content))
-        return _sent()
+        return sent()
 
     async def send_exec_approval(  # noqa: PLR0917 - Hermes's signature
         self,
@@ -292,6 +301,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
             approval=True,
             command=redact(command),
             description=redact(description),
+            shown=(command, description),
         )
         return self._ask(chat_id, question, redact(f"{description}\n\n{command}"))
 
@@ -310,85 +320,12 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
     def _ask(self, chat_id: str, question: Question, text: str) -> Any:
         turn = self._dispatcher.owner(chat_id, current_message_id())
         if turn is None:
-            return _not_sent("no turn is running in this chat")
+            return not_sent("no turn is running in this chat")
         self._dispatcher.ask(turn, question, text)
-        return _sent()
-
-    async def send_document(
-        self, chat_id: str, file_path: str, caption: Any = None, file_name: Any = None, **_: Any
-    ) -> Any:
-        return await self._send_file(chat_id, file_path, caption, file_name)
-
-    async def send_image_file(
-        self, chat_id: str, image_path: str, caption: Any = None, **_: Any
-    ) -> Any:
-        return await self._send_file(chat_id, image_path, caption)
-
-    async def send_voice(self, chat_id: str, audio_path: str, caption: Any = None, **_: Any) -> Any:
-        return await self._send_file(chat_id, audio_path, caption)
-
-    async def send_video(self, chat_id: str, video_path: str, caption: Any = None, **_: Any) -> Any:
-        return await self._send_file(chat_id, video_path, caption)
-
-    async def send_image(self, chat_id: str, image_url: str, caption: Any = None, **_: Any) -> Any:
-        return await self._deliver_file(chat_id, caption, partial(linked_file, image_url))
-
-    async def send_animation(
-        self, chat_id: str, animation_url: str, caption: Any = None, **_: Any
-    ) -> Any:
-        return await self._deliver_file(chat_id, caption, partial(linked_file, animation_url))
-
-    async def _send_file(self, chat_id: str, path: str, caption: Any, name: Any = None) -> Any:
-        turn = self._dispatcher.owner(chat_id, current_message_id())
-        read = partial(self._read, path, name or "", chat_id, turn)
-        return await self._deliver_file(chat_id, caption, read)
-
-    def _read(self, path: str, name: str, chat_id: str, turn: Turn | None) -> File:
-        # Hermes's own list of protected files: keys, system files, its .env (base.py:1155).
-        if self.validate_media_delivery_path(path) is None:
-            raise FileRefusedError(_not_available(name or path))
-        home, limit = hermes_api.hermes_home(), self._settings.max_file
-        if self._folders is None:
-            cwd = hermes_api.working_directory()
-            return read_file(path, cwd=cwd, home=home, limit=limit, name=name)
-        # After the turn it is unknown to which chat the media belong.
-        since = turn.began if turn else math.inf
-        cwd = self._folders.of(chat_id)
-        return read_file(path, cwd=cwd, home=home, limit=limit, name=name, media_since=since)
-
-    async def _deliver_file(self, chat_id: str, caption: Any, read: Callable[[], File]) -> Any:
-        text = str(caption or "")
-        try:
-            file = await asyncio.to_thread(read)
-        except FileRefusedError as error:
-            if turn := self._dispatcher.owner(chat_id, current_message_id()):
-                self._dispatcher.refuse(turn, str(error))
-            return _not_sent(str(error))
-        turn = self._dispatcher.owner(chat_id, current_message_id())
-        if turn is None:
-            known = self._dispatcher.push(chat_id, text, file)
-            return _sent() if known else _not_sent("the peer of this chat is unknown")
-        turn.has_files = True
-        # Hermes delivers every file that an answer mentions, also those the peer has just sent.
-        if all(file.data != item.data for item in turn.inbound.attachments):
-            self._dispatcher.emit(turn, turn.callback(file, text))
-        return _sent()
+        return sent()
 
     async def send_typing(self, chat_id: str, metadata: Any = None) -> None:
         """Does nothing: a peer sees WORKING for as long as the turn runs."""
 
     async def get_chat_info(self, chat_id: str) -> dict[str, Any]:
         return {"name": chat_id, "type": "dm", "chat_id": chat_id}
-
-
-def _not_available(path: str) -> str:
-    return f"the file {safe_name(path)} is not available"
-
-
-def _sent() -> Any:
-    # Without an id Hermes assumes that the message cannot be edited, and stops streaming.
-    return SendResult(success=True, message_id=uuid.uuid4().hex)
-
-
-def _not_sent(reason: str) -> Any:
-    return SendResult(success=False, error=reason)

@@ -10,13 +10,13 @@ import asyncio
 import contextlib
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from molecule_hermes.errors import Draining, InternalFailure, Interrupted, TurnFailure
 from molecule_hermes.keyed_tasks import KeyedTasks
 from molecule_hermes.plugin.callbacks import require_same_bridge
-from molecule_hermes.plugin.files import remove
 from molecule_hermes.plugin.hermes_api import State
 from molecule_hermes.plugin.journal import Journal
 from molecule_hermes.plugin.ledger import Ledger
@@ -69,6 +69,12 @@ class Gateway(Protocol):
 
     async def stop(self, turn: Turn) -> None:
         """Stops what is running in the turn's chat."""
+
+    def release(self, turn: Turn) -> None:
+        """The turn has ended; its files may be removed."""
+
+    def approvals(self, session_key: str) -> Sequence[tuple[str, str]]:
+        """`Question.shown` of the approvals that Hermes waits for, oldest first."""
 
     def approve(self, session_key: str, choice: str) -> bool:
         """Answers the oldest approval of the session; False if none waits."""
@@ -168,6 +174,9 @@ class Dispatcher:
             return
         if answer.answer not in question.choices:
             raise NotAChoiceError(f"the answer must be one of {', '.join(question.choices)}")
+        if question.shown not in self._gateway.approvals(question.session_key):
+            del turn.questions[question.question_id]
+            raise NotFoundError("the question is no longer open")
         question.answer = answer.answer
         if not self._settle(turn):
             raise NotFoundError("the question is no longer open")
@@ -231,9 +240,15 @@ class Dispatcher:
         self.emit(turn, turn.callback(body, text))
 
     def approval_expired(self, turn: Turn) -> None:
-        """Hermes gave up the oldest approval after its own timeout."""
-        if oldest := next(_approvals(turn), None):
-            self._withdraw(turn, oldest)
+        """Hermes gave up an approval after its own timeout."""
+        approvals = list(_approvals(turn))
+        waiting = Counter(self._gateway.approvals(approvals[0].session_key) if approvals else ())
+        # Of two that look the same, Hermes gives up the older one first.
+        for question in reversed(approvals):
+            if waiting[question.shown] > 0:
+                waiting[question.shown] -= 1
+            else:
+                self._withdraw(turn, question)
         self._settle(turn)
 
     def clarified(self, turn: Turn) -> None:
@@ -253,7 +268,8 @@ class Dispatcher:
         final = final_of(turn)
         if self._ledger.finish(turn):
             self._post(turn, final)
-            remove(turn.files)
+            if turn.started:
+                self._gateway.release(turn)
 
     async def close(self) -> None:
         """Ends every unfinished message."""
@@ -314,13 +330,16 @@ class Dispatcher:
             self.finish(turn)
 
     def _settle(self, turn: Turn) -> bool:
-        """Passes on the answers in order. Hermes takes them oldest first (approval.py:2097), so
-        an answer to a later approval waits for the earlier one's."""
-        for question in list(_approvals(turn)):
-            if not question.answer:
+        """Passes on the answers in Hermes's order; False if Hermes did not take one. It takes them
+        oldest first and knows no ids (approval.py:2097), so an answer to a later approval waits
+        for the earlier one's."""
+        while answered := [question for question in _approvals(turn) if question.answer]:
+            waiting = self._gateway.approvals(answered[0].session_key)
+            oldest = next((q for q in answered if waiting and q.shown == waiting[0]), None)
+            if oldest is None:
                 return True
-            del turn.questions[question.question_id]
-            if not self._gateway.approve(question.session_key, question.answer):
+            del turn.questions[oldest.question_id]
+            if not self._gateway.approve(oldest.session_key, oldest.answer):
                 return False
         return True
 

@@ -30,6 +30,8 @@ __all__ = [
     "hermes_home",
     "is_interrupted",
     "lend_api_key",
+    "open_approvals",
+    "path_for_tools",
     "remove_event_handler",
     "report_connected",
     "report_disconnected",
@@ -202,6 +204,16 @@ def hermes_home() -> Path:
     return Path(get_hermes_home())
 
 
+def path_for_tools(path: Path) -> str:
+    """The path of something in a cache as the agent's tools see it, which may be in a container.
+
+    `to_agent_visible_cache_path` (tools/credential_files.py:473).
+    """
+    from tools.credential_files import to_agent_visible_cache_path
+
+    return str(to_agent_visible_cache_path(str(path)))
+
+
 def can_show_image(path: Path) -> bool:
     """Whether Hermes can turn the image into one that models accept; otherwise it drops it.
 
@@ -223,6 +235,28 @@ def resolve_approval(session_key: str, choice: str) -> bool:
     from tools.approval import resolve_gateway_approval
 
     return bool(resolve_gateway_approval(session_key, choice))
+
+
+def open_approvals(session_key: str) -> list[tuple[str, str]]:
+    """The session's approvals, oldest first: command and description as `send_exec_approval` gets
+    them.
+
+    `_gateway_queues` and `_lock` (tools/approval.py:2044, 2014), `_redact_approval_command`
+    (gateway/run.py:340, applied in run.py:20655). The order of the calls of `send_exec_approval`
+    may differ: threads that ask at the same time queue first and call then (approval.py:3080).
+    """
+    from gateway.run import _redact_approval_command
+    from tools.approval import _gateway_queues, _lock
+
+    with _lock:
+        entries = [entry.data for entry in _gateway_queues.get(session_key, ())]
+    return [
+        (
+            _redact_approval_command(data.get("command", "")),
+            str(data.get("description", "dangerous command")),
+        )
+        for data in entries
+    ]
 
 
 def resolve_clarify(question_id: str, answer: str) -> bool:

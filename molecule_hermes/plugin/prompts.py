@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["neutralized", "with_refusals"]
+__all__ = ["kept_files", "neutralized", "refusals", "with_notes"]
 
 _REFERENCE = re.compile(r"(?<![\w/])@(?=(?:diff|staged)\b|(?:file|folder|git|url):)")
 
@@ -28,9 +28,21 @@ def neutralized(text: str) -> str:
     return f" {text}" if text.startswith("/") else text
 
 
-def with_refusals(text: str, refused: Sequence[str]) -> str:
-    """The text after a note on each file of the last answer that was not delivered.
+def refusals(reasons: Sequence[str]) -> list[str]:
+    """A note on each file of the last answer that was not delivered.
 
     Hermes delivers files after the agent has finished, so the agent cannot learn of it earlier.
     """
-    return "\n\n".join([*(f"[Your last answer: {reason}]" for reason in refused), text])
+    return [f"[Your last answer: {reason}]" for reason in reasons]
+
+
+def kept_files(folder: str, names: Sequence[str], more: int = 0) -> list[str]:
+    """A note on the files that came with earlier messages; none without such files."""
+    if not names:
+        return []
+    listed = ", ".join(f"'{name}'" for name in names) + (f" and {more} more" if more else "")
+    return [f"[Files of earlier messages are still in {folder}: {listed}]"]
+
+
+def with_notes(text: str, notes: Sequence[str]) -> str:
+    return "\n\n".join([*notes, text])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from molecule_hermes.plugin.handover import received
+from molecule_hermes.plugin.kept_files import Bounds
 from molecule_hermes.text import is_loopback
 from molecule_hermes.wire import DEFAULT_PLATFORM_PORT, MAX_BODY_BYTES, MAX_FILE_BYTES
 
@@ -44,7 +45,12 @@ _NUMBERS = (
     "journal_for",
     "journal_bytes",
     "flush_for",
+    "keep_files_days",
+    "keep_files_bytes",
+    "keep_files_bytes_of_chat",
 )
+_MAY_BE_ZERO = ("keep_files_days",)
+_KEPT = Bounds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,14 @@ class PluginSettings:
     journal_bytes: int = 64 * 2**20
     """Bytes of all turns that can be attached to."""
     flush_for: float = 4.0
+    keep_files_days: float = _KEPT.days
+    """0 means that files are removed at the end of their turn."""
+    keep_files_bytes: int = _KEPT.in_all
+    keep_files_bytes_of_chat: int = _KEPT.of_chat
+
+    @property
+    def kept(self) -> Bounds:
+        return Bounds(self.keep_files_days, self.keep_files_bytes, self.keep_files_bytes_of_chat)
 
     @classmethod
     def from_extra(cls, extra: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Self:
@@ -89,7 +103,7 @@ class PluginSettings:
         }
         for name in _NUMBERS:
             if name in extra:
-                given[name] = _positive(name, extra[name], type(getattr(defaults, name)))
+                given[name] = _number(name, extra[name], type(getattr(defaults, name)))
         if not given["secret"] and not is_loopback(given["host"]):
             raise ValueError(f"host {given['host']} of {PLATFORM} needs a shared secret ({SECRET})")
         return cls(**given)
@@ -189,11 +203,13 @@ def _port(value: object) -> int:
     return port
 
 
-def _positive(name: str, value: object, kind: type[int] | type[float]) -> int | float:
+def _number(name: str, value: object, kind: type[int] | type[float]) -> int | float:
     try:
         number = kind(str(value))
     except ValueError:
-        number = kind(0)
-    if number <= 0 or isinstance(value, bool):
-        raise ValueError(f"{name} {value!r} of {PLATFORM} must be a number above 0")
+        number = kind(-1)
+    zero = number == 0 and name in _MAY_BE_ZERO
+    if not (number > 0 or zero) or isinstance(value, bool):
+        least = "of at least 0" if name in _MAY_BE_ZERO else "above 0"
+        raise ValueError(f"{name} {value!r} of {PLATFORM} must be a number {least}")
     return number

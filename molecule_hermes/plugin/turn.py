@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from molecule_hermes.errors import TurnFailure
 from molecule_hermes.plugin.journal import Journal
@@ -24,6 +23,8 @@ class Question:
     answer: str = ""
     command: str = ""
     description: str = ""
+    shown: tuple[str, str] = ("", "")
+    """The command and the description of an approval as Hermes shows them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,8 +38,7 @@ class Turn:
     began: float = 0.0
     """When Hermes got the message, in seconds since 1970."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    files: list[Path] = field(default_factory=list)
-    """Attachments that were saved for the agent and are removed at the end."""
+    has_attachments: bool = False
     has_files: bool = False
     """Whether the answer comes with files, so that it may have no text."""
     refused: list[str] = field(default_factory=list)
@@ -106,6 +106,7 @@ class Turn:
 
     def forget(self) -> None:
         """Keeps only what a push needs: the names and the journal."""
+        self.has_attachments = bool(self.inbound.attachments)
         self.inbound = replace(
             self.inbound, content="", attachments=(), system_prompt="", response_format=None
         )

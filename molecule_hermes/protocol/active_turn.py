@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -11,7 +12,7 @@ from a2a.server.events import EventQueue
 from a2a.server.tasks import TaskUpdater
 from a2a.types import Part
 
-from molecule_hermes.errors import Interrupted
+from molecule_hermes.errors import Busy, Interrupted
 from molecule_hermes.protocol import status as updates
 from molecule_hermes.protocol.output_modes import accepts
 from molecule_hermes.protocol.reply import ReplyArtifact
@@ -31,7 +32,17 @@ from molecule_hermes.turns.model import (
 from molecule_hermes.turns.run import State, TurnRun
 from molecule_hermes.turns.scheduler import Slot
 
-__all__ = ["ActiveTurn"]
+__all__ = ["ActiveTurn", "Expiry"]
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """The end of the wait for an answer."""
+
+    at: str
+    """As RFC 3339 has it."""
+    task: asyncio.Task[None]
+    """Answers in the peer's place at that time."""
 
 
 @dataclass(eq=False, slots=True)
@@ -56,10 +67,8 @@ class ActiveTurn:
     slot: Slot | None = None
     showing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while something is shown to the peer, so that events keep their order."""
-    expiry: asyncio.Task[None] | None = None
-    """Ends the wait for an answer."""
-    expires_at: str = ""
-    """When the question expires, as RFC 3339 has it."""
+    expiries: dict[str, Expiry] = field(default_factory=dict)
+    """When each question expires, by its id; a settled one stays until `forget_questions`."""
     resting: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while a question waits, and when the turn has ended: `execute` may return."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -109,9 +118,14 @@ class ActiveTurn:
             seconds_left=self.seconds_left,
             first_text=first,
             accepted=self.accepted,
-            question=self.run.question,
-            expires_at=self.expires_at,
+            questions=tuple(self._open_questions()),
+            asked=tuple(self.run.asked),
         )
+
+    def _open_questions(self) -> Iterator[tuple[Question, str]]:
+        for name, question in self.run.open.items():
+            if expiry := self.expiries.get(name):
+                yield question, expiry.at
 
     def interrupted(self, message: str) -> Interrupted:
         if self.run.state is State.QUEUED:
@@ -127,7 +141,7 @@ class ActiveTurn:
             await self.reply.add(event.text, replace=event.replace, seq=event.seq)
             return
         await self.reply.flush()
-        self.queue.advance(event.seq)
+        self.queue.advance(self.run.reached(event.seq))
         match event:
             case ToolProgress():
                 await updates.tool(self.updater, event)
@@ -142,27 +156,40 @@ class ActiveTurn:
                     await updates.withheld_file(self.updater, event)
 
     def pause(self, question: Question) -> None:
-        """Stops the turn's clock and frees its slot until the question is settled.
+        """Stops the turn's clock and frees its slot until its questions are settled.
 
-        Raises `Busy` when too many turns wait for their peers.
+        Raises `Busy` when too many questions wait for their peers.
         """
-        if self.slot is not None:
-            self.slot.pause()
-        self._time_left = max(0.0, (self.deadline.when() or 0.0) - _now())
-        self.deadline.reschedule(None)
+        if self.run.full:
+            raise Busy("too many questions of this turn wait for an answer")
+        if not self.run.open:
+            if self.slot is not None:
+                self.slot.pause()
+            self._time_left = max(0.0, (self.deadline.when() or 0.0) - _now())
+            self.deadline.reschedule(None)
         self.run.ask(question)
 
     def settle(self, question: Question) -> bool:
-        """Goes on after a question; False if it is not the one that waits."""
+        """Closes a question; False if it does not wait. The turn goes on when none waits."""
         if not self.run.settle(question):
             return False
-        self.resting.clear()
-        if self.slot is not None:
-            self.slot.resume()
-        self.deadline.reschedule(_now() + self._time_left)
-        if self.expiry is not None and self.expiry is not asyncio.current_task():
-            self.expiry.cancel()
+        expiry = self.expiries.get(question.question_id)
+        if expiry is not None and expiry.task is not asyncio.current_task():
+            expiry.task.cancel()
+        if not self.run.open:
+            self.resting.clear()
+            if self.slot is not None:
+                self.slot.resume()
+            self.deadline.reschedule(_now() + self._time_left)
         return True
+
+    async def forget_questions(self) -> None:
+        """Ends the clocks of the questions, and waits for what they still do."""
+        tasks = {expiry.task for expiry in self.expiries.values()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def abandon(self) -> None:
         """Cancels the task that runs the turn."""

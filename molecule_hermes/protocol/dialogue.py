@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from a2a.server.agent_execution import RequestContext
 from a2a.types import Message
 
 from molecule_hermes.errors import Busy, TurnFailure
 from molecule_hermes.protocol import status as updates
-from molecule_hermes.protocol.active_turn import ActiveTurn
-from molecule_hermes.protocol.questions import NotAnAnswerError, asked_in, read_answer, refusal
+from molecule_hermes.protocol.active_turn import ActiveTurn, Expiry
+from molecule_hermes.protocol.questions import (
+    NotAnAnswerError,
+    asked_in,
+    meant,
+    read_answer,
+    refusal,
+)
 from molecule_hermes.transports.base import QuestionGoneError, Transport
 from molecule_hermes.turns.model import Notice, Question, TurnEvent, is_last
 
@@ -50,16 +56,18 @@ class Dialogue:
         active.run.receive(event)
         if isinstance(event, Notice) and event.withdraws:
             await self._withdraw(active, event)
-        elif is_last(event) and active.run.question is not None:
-            active.settle(active.run.question)
+        elif is_last(event):
+            for question in list(active.run.open.values()):
+                active.settle(question)
         await self._show_pending(active)
 
     async def take_answer(self, active: ActiveTurn, context: RequestContext) -> None:
-        """Takes the peer's next message on the task as the answer to the open question."""
+        """Takes the peer's next message on the task as the answer to an open question."""
         async with active.showing:
-            if active.run.question is not None:
-                seen = asked_in(context.current_task) if context.current_task else ""
-                await self._pass_on(active, active.run.question, context.message, seen)
+            seen = asked_in(context.current_task) if context.current_task else ""
+            question = meant(active.run.open, context.message, seen)
+            if question is not None:
+                await self._pass_on(active, question, context.message, seen)
             elif not active.run.ended:
                 data = {"answer": "not taken"}
                 await updates.working(active.updater, "no question is waiting for an answer", data)
@@ -75,7 +83,7 @@ class Dialogue:
 
     async def _ask(self, active: ActiveTurn, question: Question) -> None:
         await active.reply.flush()
-        active.queue.advance(question.seq)
+        active.queue.advance(active.run.reached(question.seq))
         if active.run.asks_no_more:
             return
         if not self._asks:
@@ -91,34 +99,57 @@ class Dialogue:
         except Busy as busy:
             await self._refuse(active, question, busy.message)
             return
-        expiring = self._expire(active, question, self._question_timeout)
-        active.expiry = asyncio.create_task(expiring, name="question-expiry")
-        active.expires_at = self._end_of_patience()
-        await updates.asking(active.updater, question, active.expires_at)
-        if active.run.question is question:
+        self._await_answer(active, question, self._end_of_patience(), self._question_timeout)
+        await self._show_open(active)
+        if question.question_id in active.run.open:
             active.resting.set()
             if self._on_question is not None:
                 await self._on_question(active)
 
-    async def restore(
-        self, active: ActiveTurn, question: Question, expires_at: str, message: Message | None
+    def _await_answer(
+        self, active: ActiveTurn, question: Question, expires_at: str, seconds: float
     ) -> None:
-        """Waits again for the answer to a question that an earlier bridge has asked. `message` is
-        an answer that it took, and that may not have reached Hermes."""
+        expiring = self._expire(active, question, seconds)
+        task = asyncio.create_task(expiring, name="question-expiry")
+        active.expiries[question.question_id] = Expiry(expires_at, task)
+
+    async def restore(
+        self, active: ActiveTurn, asked: Sequence[tuple[Question, str]], message: Message | None
+    ) -> None:
+        """Waits again for the answers to questions that an earlier bridge has asked, each until
+        its time. `message` is an answer that it took, and that may not have reached Hermes."""
         async with active.showing:
-            try:
-                active.pause(question)
-            except Busy as busy:
-                await self._refuse(active, question, busy.message)
-                return
-            patience = _seconds_until(expires_at)
-            expiring = self._expire(active, question, patience)
-            active.expiry = asyncio.create_task(expiring, name="question-expiry")
-            active.expires_at = expires_at
-            active.resting.set()
-            if message is not None:
-                await self._pass_on(active, question, message, "")
+            for question, expires_at in asked:
+                try:
+                    active.pause(question)
+                except Busy as busy:
+                    await self._refuse(active, question, busy.message)
+                else:
+                    seconds = _seconds_until(expires_at)
+                    self._await_answer(active, question, expires_at, seconds)
+            if active.run.open:
+                active.resting.set()
+            if message is not None and (answered := meant(active.run.open, message)):
+                await self._pass_on(active, answered, message, "")
         await self._show_pending(active)
+
+    async def _show_open(
+        self,
+        active: ActiveTurn,
+        said: str = "",
+        data: dict[str, Any] | None = None,
+        remarks: Mapping[str, str] | None = None,
+    ) -> None:
+        """Shows the open questions, or WORKING if none is left: `said` and `data` tell what became
+        of another question, `remarks` why an answer was not taken."""
+        if not active.run.open:
+            await updates.working(active.updater, said, data)
+            return
+        asked = [
+            updates.Asked(question, active.expiries[name].at, (remarks or {}).get(name, ""))
+            for name, question in active.run.open.items()
+        ]
+        await updates.asking(active.updater, asked, said, data)
 
     def _end_of_patience(self) -> str:
         end = datetime.now(UTC) + timedelta(seconds=self._question_timeout)
@@ -149,20 +180,22 @@ class Dialogue:
             "question": question.text,
             "denied": denied,
         }
-        await updates.working(active.updater, f"{outcome}: {why}", {"refused": data})
+        await self._show_open(active, f"{outcome}: {why}", {"refused": data})
 
     async def _withdraw(self, active: ActiveTurn, notice: Notice) -> None:
         """Hermes no longer waits for that answer. If there is one, an earlier bridge gave it."""
         async with active.showing:
             active.run.discard(notice.withdraws)
-            question = active.run.question
-            if question is None or question.question_id != notice.withdraws:
+            question = active.run.open.get(notice.withdraws)
+            if question is None or not active.settle(question):
                 return
-            if active.settle(question) and notice.answer:
-                active.queue.advance(notice.seq)
+            if notice.answer:
+                active.queue.advance(active.run.reached(notice.seq))
                 data = {"questionId": question.question_id, "answer": notice.answer}
-                text = f"answered: {notice.answer}"
-                await updates.working(active.updater, text, {"answered": data})
+                await self._show_open(active, f"answered: {notice.answer}", {"answered": data})
+            # The notice itself is shown when no question waits any more.
+            elif active.run.open:
+                await self._show_open(active)
 
     async def _pass_on(
         self, active: ActiveTurn, question: Question, message: Message | None, seen: str
@@ -182,11 +215,12 @@ class Dialogue:
             answer = ""
         if active.run.ended:  # the terminal state was sent while the answer was on its way
             return
-        if remark and active.run.question is question:
-            await updates.asking(active.updater, question, active.expires_at, remark)
+        name = question.question_id
+        if remark and name in active.run.open:
+            await self._show_open(active, remarks={name: remark})
         elif active.settle(question):
-            data = {"questionId": question.question_id, "answer": answer}
-            await updates.working(active.updater, outcome, {"answered": data})
+            data = {"questionId": name, "answer": answer}
+            await self._show_open(active, outcome, {"answered": data})
 
 
 def _seconds_until(moment: str) -> float:

@@ -17,6 +17,7 @@ __all__ = [
     "NotAnAnswerError",
     "asked_in",
     "describe",
+    "meant",
     "read_answer",
     "refusal",
 ]
@@ -47,6 +48,20 @@ def asked_in(task: Task) -> str:
     """Returns the id of the question that the task's status shows, or an empty string."""
     question = _metadata(task.status.message).get("question")
     return str(question.get("questionId", "")) if isinstance(question, Mapping) else ""
+
+
+def meant(
+    questions: Mapping[str, Question], message: Message | None, asked: str = ""
+) -> Question | None:
+    """Returns the open question that a message is about: the one that it names, else the one that
+    its peer has been asked, else the oldest. `read_answer` refuses it if it is not the right one.
+    """
+    try:
+        named = _given(message)[0]
+    except NotAnAnswerError:
+        named = ""
+    oldest = next(iter(questions.values()), None)
+    return questions.get(named or asked, oldest)
 
 
 def refusal(question: Question) -> str:

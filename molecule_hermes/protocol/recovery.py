@@ -16,12 +16,12 @@ from a2a.types import Message, Role, SendMessageConfiguration, SendMessageReques
 from a2a.utils.errors import A2AError
 
 from molecule_hermes.errors import Draining, Interrupted
+from molecule_hermes.protocol.questions import meant
 from molecule_hermes.protocol.references import referenced_tasks
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.protocol.turn_record import TurnRecord
 from molecule_hermes.protocol.webhooks import PushSender
 from molecule_hermes.storage.base import Unfinished
-from molecule_hermes.turns.model import Question
 
 __all__ = ["Recovery", "Resumed", "Resumes"]
 
@@ -36,8 +36,8 @@ class Resumed:
     def __init__(self, task: Task, record: TurnRecord) -> None:
         self.record = record
         asks = task.status.state == TaskState.TASK_STATE_INPUT_REQUIRED
-        self.asks: Question | None = record.question if asks else None
-        """The question that the peer was asked, and whose answer it has not been shown."""
+        self.asks = record.questions if asks else ()
+        """The questions that wait for the peer's answers, and when each expires."""
         self._answer = None if task.status.HasField("message") else _last_of_peer(task)
         self._settled = asyncio.Event()
 
@@ -51,9 +51,9 @@ class Resumed:
 
     def answer(self, open_questions: frozenset[str]) -> Message | None:
         """The peer's answer, if the earlier bridge took one that did not reach Hermes."""
-        if self.asks is None or self.asks.question_id not in open_questions:
-            return None
-        return self._answer
+        asked = {question.question_id: question for question, _ in self.asks}
+        question = meant(asked, self._answer)
+        return self._answer if question and question.question_id in open_questions else None
 
 
 class Resumes(Protocol):

@@ -7,7 +7,8 @@ Status messages hold no data parts: several clients show them to people as JSON,
 from __future__ import annotations
 
 import uuid
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from a2a.helpers import new_raw_part, new_text_part, new_url_part
@@ -20,6 +21,7 @@ from molecule_hermes.text import one_line, shorten
 from molecule_hermes.turns.model import FileProduced, Notice, Question, ToolProgress, Turn, Usage
 
 __all__ = [
+    "Asked",
     "asking",
     "canceled",
     "explain",
@@ -73,17 +75,39 @@ async def notice(updater: TaskUpdater, remark: Notice) -> None:
     await working(updater, remark.text, {"notice": remark.text, "kind": remark.kind})
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An open question as the peer sees it."""
+
+    question: Question
+    expires_at: str
+    remark: str = ""
+    """Why the last answer was not accepted."""
+
+    def describe(self) -> dict[str, Any]:
+        remark = {"remark": self.remark} if self.remark else {}
+        return describe(self.question) | {"expiresAt": self.expires_at} | remark
+
+    def text(self) -> str:
+        choices = f"({' / '.join(self.question.choices)})" if self.question.choices else ""
+        return "\n\n".join(filter(None, (self.remark, self.question.text, choices)))
+
+
 async def asking(
-    updater: TaskUpdater, question: Question, expires_at: str, remark: str = ""
+    updater: TaskUpdater, asked: Sequence[Asked], said: str = "", data: dict[str, Any] | None = None
 ) -> None:
-    """Asks the question (INPUT_REQUIRED). The remark says why the last answer was not accepted."""
-    asked = describe(question) | {"expiresAt": expires_at}
-    if remark:
-        asked["remark"] = remark
-    text = f"{remark}\n\n{question.text}" if remark else question.text
-    if question.choices:
-        text += f"\n\n({' / '.join(question.choices)})"
-    message = updater.new_agent_message([new_text_part(text)], {"question": asked})
+    """Asks the open questions (INPUT_REQUIRED), oldest first.
+
+    `said` and `data` tell what became of a question that is no longer open.
+    """
+    oldest, *others = asked
+    metadata: dict[str, Any] = {**(data or {}), "question": oldest.describe()}
+    texts = [said, oldest.text()]
+    if others:
+        metadata["questions"] = [one.describe() for one in asked]
+        texts.append("More questions wait for an answer that names its questionId:")
+        texts += [f"{one.question.question_id}: {one.text()}" for one in others]
+    message = updater.new_agent_message([new_text_part("\n\n".join(filter(None, texts)))], metadata)
     await updater.update_status(TaskState.TASK_STATE_INPUT_REQUIRED, message)
 
 

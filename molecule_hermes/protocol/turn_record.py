@@ -6,6 +6,7 @@ The record and the task are one write, so the record's place is exactly how far 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -29,14 +30,15 @@ class TurnRecord:
     """Seconds from the beginning to the first text."""
     accepted: tuple[str, ...] = ()
     """The media types that the peer accepts."""
-    question: Question | None = None
-    """The question that waits for the peer's answer."""
-    expires_at: str = ""
+    questions: tuple[tuple[Question, str], ...] = ()
+    """The questions that wait for the peer's answers, and when each expires."""
+    asked: tuple[str, ...] = ()
+    """The ids of all questions that the peer was asked."""
 
     def to_json(self) -> str:
         data = {name: getattr(self, name) for name in self.__slots__}
         data["place"] = asdict(self.place)
-        data["question"] = asdict(self.question) if self.question else None
+        data["questions"] = [[asdict(question), at] for question, at in self.questions]
         return json.dumps(data, separators=(",", ":"))
 
     @classmethod
@@ -44,11 +46,16 @@ class TurnRecord:
         """The record, or None if there is none or another version of the bridge wrote it."""
         try:
             data: dict[str, Any] = json.loads(text)
-            place, question = data.pop("place"), data.pop("question")
-            accepted = tuple(map(str, data.pop("accepted")))
-            asked = (
-                Question(**question | {"choices": tuple(question["choices"])}) if question else None
+            return cls(
+                place=Place(**data.pop("place")),
+                accepted=tuple(map(str, data.pop("accepted"))),
+                asked=tuple(map(str, data.pop("asked"))),
+                questions=tuple((_question(item), str(at)) for item, at in data.pop("questions")),
+                **data,
             )
-            return cls(**data, place=Place(**place), question=asked, accepted=accepted)
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
+
+
+def _question(data: Mapping[str, Any]) -> Question:
+    return Question(**{**data, "choices": tuple(data["choices"])})

@@ -40,6 +40,11 @@ class Feature(Enum):
         "no: Hermes blocks the command, and the agent is told",
     )
     CLARIFICATIONS = _Row("the agent's questions to the peer", "yes", "no: the agent cannot ask")
+    SEVERAL_QUESTIONS = _Row(
+        "several questions open at once, each answered by its id",
+        "yes",
+        "no: there are no questions",
+    )
     CANCEL = _Row(
         "CancelTask ends the task, keeps its text and frees the conversation", "yes", "yes"
     )
@@ -51,6 +56,11 @@ class Feature(Enum):
     DOCUMENTS_IN = _Row("text documents and data parts in", "yes", "yes")
     IMAGES_IN = _Row("images in, for a model that accepts images", "yes", "yes")
     FILES_IN = _Row("other files in, as files that tools can open", "yes", "no: refused by name")
+    KEPT_FILES = _Row(
+        "files of a conversation stay for its later turns",
+        "yes",
+        "no: no files are taken; documents and images are part of their message only",
+    )
     FILES_OUT = _Row("files that the agent delivers", "yes", "no: the agent can only name them")
     DATA_OUT = _Row(
         "the answer as data that is valid against a JSON Schema",

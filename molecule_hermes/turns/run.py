@@ -11,7 +11,7 @@ may be shown next.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Self
 
@@ -25,7 +25,10 @@ from molecule_hermes.turns.model import (
     is_last,
 )
 
-__all__ = ["TRANSITIONS", "IllegalTransition", "State", "TurnRun"]
+__all__ = ["MAX_OPEN", "TRANSITIONS", "IllegalTransition", "State", "TurnRun"]
+
+MAX_OPEN = 16
+"""How many questions of one turn can wait at once."""
 
 
 class State(Enum):
@@ -35,7 +38,7 @@ class State(Enum):
     """Hermes has, or may have, the message, and has not reacted to it."""
     RUNNING = "running"
     ASKING = "asking"
-    """A question waits for the peer's answer."""
+    """At least one question waits for the peer's answer."""
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELED = "canceled"
@@ -47,8 +50,8 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.QUEUED: _BAD_ENDS | {State.SENT},
     State.SENT: _BAD_ENDS | {State.RUNNING},
     State.RUNNING: _BAD_ENDS | {State.ASKING, State.COMPLETED},
-    # Hermes can go on, or end the turn, without the answer.
-    State.ASKING: _BAD_ENDS | {State.RUNNING, State.COMPLETED},
+    # Hermes can ask more, and it can go on, or end the turn, without the answer.
+    State.ASKING: _BAD_ENDS | {State.ASKING, State.RUNNING, State.COMPLETED},
     State.COMPLETED: frozenset(),
     State.FAILED: frozenset(),
     State.CANCELED: frozenset(),
@@ -68,14 +71,15 @@ class IllegalTransition(RuntimeError):
 class TurnRun:
     """One turn from its place in the queue to its end."""
 
-    __slots__ = ("_last_received", "_pending", "asked", "question", "state", "stop")
+    __slots__ = ("_last_received", "_pending", "asked", "open", "state", "stop")
 
     def __init__(self) -> None:
         self.state = State.QUEUED
-        self.question: Question | None = None
-        """The question that waits for an answer; set exactly while the state is ASKING."""
-        self.asked = False
-        """Whether the peer was ever asked something."""
+        self.open: dict[str, Question] = {}
+        """The questions that wait for an answer by id, oldest first; not empty exactly while the
+        state is ASKING."""
+        self.asked: dict[str, None] = {}
+        """The ids of all questions that the peer was asked."""
         self.stop: Canceled | Failed | None = None
         """The end that was requested: Canceled by the peer, Failed by the bridge itself."""
         self._pending: deque[TurnEvent] = deque()
@@ -86,15 +90,26 @@ class TurnRun:
         return not TRANSITIONS[self.state]
 
     @property
+    def question(self) -> Question | None:
+        """The oldest question that waits for an answer."""
+        return next(iter(self.open.values()), None)
+
+    @property
+    def full(self) -> bool:
+        """Whether no further question can be asked before one is settled."""
+        return len(self.open) >= MAX_OPEN
+
+    @property
     def asks_no_more(self) -> bool:
         """Whether an answer could no longer reach Hermes: it has ended the turn."""
         return self._last_received or self.ended
 
     @classmethod
-    def resumed(cls) -> Self:
-        """A turn that Hermes runs already."""
+    def resumed(cls, asked: Iterable[str] = ()) -> Self:
+        """A turn that Hermes runs already, and that has asked these questions."""
         run = cls()
         run.state = State.RUNNING
+        run.asked = dict.fromkeys(asked)
         return run
 
     def send(self) -> None:
@@ -112,27 +127,50 @@ class TurnRun:
             self._move(State.RUNNING)
         if is_last(event):
             self._last_received = True
-        else:
+        # A bridge that goes on with a turn may get a question again that an earlier one asked.
+        elif not (isinstance(event, Question) and event.question_id in self.asked):
             self._pending.append(event)
 
     def next_event(self) -> TurnEvent | None:
-        """The next event to show; None while a question waits, and when there is nothing more."""
+        """The next event to show; None when there is nothing more.
+
+        While a question waits, further questions are shown and all other events wait: they would
+        take the task out of INPUT_REQUIRED.
+        """
+        if self.state is State.ASKING:
+            return self._next_question()
         while self._pending and self.state is State.RUNNING:
             event = self._pending.popleft()
             if not (isinstance(event, Question) and self._last_received):
                 return event
         return None
 
+    def _next_question(self) -> Question | None:
+        if self._last_received:
+            return None
+        found = next((event for event in self._pending if isinstance(event, Question)), None)
+        if found is not None:
+            self._pending.remove(found)
+        return found
+
+    def reached(self, seq: int) -> int:
+        """How far the turn has come when the event with this number is shown: a question is shown
+        before events that wait behind another one."""
+        return min([seq, *(event.seq - 1 for event in self._pending if event.seq >= 0)])
+
     def ask(self, question: Question) -> None:
+        if self.full and question.question_id not in self.open:
+            raise IllegalTransition(f"a turn cannot ask more than {MAX_OPEN} questions at once")
         self._move(State.ASKING)
-        self.question = question
-        self.asked = True
+        self.open[question.question_id] = question
+        self.asked[question.question_id] = None
 
     def settle(self, question: Question) -> bool:
-        """Goes on after a question, answered or not; False if it is not the one that waits."""
-        if self.question is not question:
+        """Closes a question, answered or not; False if it does not wait. The turn goes on when
+        none waits."""
+        if self.open.pop(question.question_id, None) is None:
             return False
-        self._move(State.RUNNING)
+        self._move(State.ASKING if self.open else State.RUNNING)
         return True
 
     def discard(self, question_id: str) -> None:
@@ -164,4 +202,4 @@ class TurnRun:
             raise IllegalTransition(f"a turn cannot go from {self.state.value} to {state.value}")
         self.state = state
         if state is not State.ASKING:
-            self.question = None
+            self.open.clear()

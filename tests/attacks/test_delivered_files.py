@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from a2a.types import Part
 
 from molecule_hermes.client.connection import message
-from tests.support.peers import Turn, ask, peer
+from tests.protocol.test_media_types import PDF
+from tests.support.peers import Turn, ask, peer, send
 from tests.support.recorded_model import RecordedModel, recorded_model
 from tests.support.stack import Stack, environment, up
 
@@ -83,6 +85,24 @@ async def test_a_link_to_a_file_of_another_peer_is_refused(stack: Stack, folder:
     await say(stack, BOB, f"demo:run ln -s {path} {link}", "links")
     assert link.is_symlink()
     assert files(await say(stack, BOB, f"say this:\nMEDIA:{link}", "links")) == {}
+
+
+async def test_a_file_that_another_peer_sent_is_refused(stack: Stack, folder: Path) -> None:
+    request = message("keep this", "kept")
+    request.message.parts.append(Part(raw=PDF + b"1,000,000", filename="contract.pdf"))
+    async with peer(stack.url, token=ALICE) as client:
+        assert (await send(client, request)).states[-1] == "COMPLETED"
+    (path,) = folder.glob("hermes/cache/documents/a2a/*/contract.pdf")
+    link = await where(stack, BOB, "kept") / "mine.pdf"
+    await say(stack, BOB, f"demo:run ln -s {path} {link}", "kept")
+    assert link.is_symlink()
+    for name in (path, link):
+        # It is newer than the turn, like media that the turn has made.
+        soon = time.time() + 60
+        os.utime(path, (soon, soon))
+        stolen = await say(stack, BOB, f"say this:\nMEDIA:{name}", "kept")
+        assert files(stolen) == {}
+        assert "the file contract.pdf is not available" in stolen.progress
 
 
 async def test_media_that_an_earlier_turn_made_is_refused(stack: Stack, folder: Path) -> None:

@@ -35,6 +35,7 @@ from molecule_hermes.turns.model import Completed, FileProduced, TextDelta, Tool
 from tests.cli.test_main import run
 from tests.conftest import StartBridge
 from tests.protocol.test_questions import APPROVAL, CLARIFY
+from tests.protocol.test_several_questions import open_questions
 from tests.support.fakes import Answered, ScriptedTransport
 from tests.support.peers import peer, reply_text, state
 from tests.support.proxy import proxy_to
@@ -450,6 +451,28 @@ async def test_a_question_is_asked_at_the_prompt_until_an_answer_is_accepted(
     assert "? which colour?\n\n  (Red / Blue)\nanswer> " in terminal.seen
     answer = next(m for m in task.history if m.parts[0].HasField("data"))
     assert dict(answer.parts[0].data.struct_value)["questionId"] == "q1"
+
+
+async def test_a_further_question_does_not_disturb_the_prompt_and_is_asked_after_it(
+    bridge: StartBridge,
+) -> None:
+    go, shown = asyncio.Event(), asyncio.Event()
+    script = (APPROVAL, go, CLARIFY, shown, Answered(), Answered(), Completed("Done."))
+    transport = ScriptedTransport(*script)
+    async with bridge(transport) as b, AtTerminal("send", "go", "--url", b.url) as terminal:
+        await terminal.shows("answer> ")
+        terminal.type("n")
+        go.set()
+        async with peer(b.url) as client:
+            await open_questions(client, (await the_task(b.url)).id, "q1", "q2")
+        shown.set()
+        terminal.type("o\n")
+        await terminal.shows("answer> ", 2)
+        terminal.type("Red\n")
+        assert await terminal.ends() == 0
+    assert transport.answers == [("q1", "deny"), ("q2", "Red")]
+    assert terminal.seen.count("may I run rm -rf x?") == 1
+    assert terminal.seen.count("which colour?") == 1
 
 
 async def test_the_end_of_input_leaves_the_question_open(bridge: StartBridge) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +12,8 @@ from gateway.config import Platform
 from molecule_hermes.plugin import adapter as module
 from molecule_hermes.plugin.adapter import MoleculeAdapter
 from molecule_hermes.plugin.dispatcher import Dispatcher
-from molecule_hermes.plugin.files import save
 from molecule_hermes.plugin.hooks import Hooks
+from molecule_hermes.plugin.journal import Journal
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.wire import Attachment, Callback, File, Inbound, Notice
 
@@ -26,7 +24,7 @@ class Sent:
     def __init__(self) -> None:
         self.callbacks: list[Callback] = []
 
-    def put(self, url: str, callback: Callback, numbers: Iterator[int]) -> None:
+    def put(self, journal: Journal, callback: Callback) -> None:
         self.callbacks.append(callback)
 
 
@@ -80,14 +78,30 @@ async def test_a_local_file_becomes_a_file_with_its_bytes(
 async def test_the_peers_own_file_comes_back_only_when_it_changed(
     adapter: Any, sent: Sent, work: Path
 ) -> None:
-    turn = adapter._dispatcher.find("m")
-    turn.inbound = replace(turn.inbound, attachments=(Attachment("a.png", "image/png", b"old"),))
-    path = save(turn.inbound.attachments[0], work, turn.files)
-    assert (await adapter.send_image_file("c", str(path))).success
+    (path,) = adapter._kept.save("c", [Attachment("a.png", "image/png", b"old")])
+    (work / "copy.png").write_bytes(b"old")
+    for known in (path, work / "copy.png"):
+        assert (await adapter.send_image_file("c", str(known))).success
     assert sent.callbacks == []
     path.write_bytes(b"new")
     await adapter.send_image_file("c", str(path))
     assert [c.body for c in sent.callbacks] == [File("a.png", "image/png", b"new")]
+
+
+async def test_a_file_that_another_peer_sent_is_not_delivered(adapter: Any, sent: Sent) -> None:
+    (path,) = adapter._kept.save("another", [Attachment("a.png", "image/png", b"x")])
+    result = await adapter.send_image_file("c", str(path))
+    assert (result.success, result.error) == (False, "the file a.png is not available")
+    assert [type(c.body) for c in sent.callbacks] == [Notice]
+
+
+async def test_the_content_of_another_peers_file_does_not_hold_back_an_own_one(
+    adapter: Any, sent: Sent, work: Path
+) -> None:
+    adapter._kept.save("another", [Attachment("a.png", "image/png", b"x")])
+    (work / "mine.png").write_bytes(b"x")
+    await adapter.send_image_file("c", str(work / "mine.png"))
+    assert [c.body for c in sent.callbacks] == [File("mine.png", "image/png", b"x")]
 
 
 @pytest.mark.parametrize("method", ["send_image", "send_animation"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -35,8 +34,10 @@ class FakeGateway:
         self.working: set[str] = set()
         self.started: asyncio.Queue[Turn] = asyncio.Queue()
         self.stopped: list[str] = []
-        self.approvals: list[tuple[str, str]] = []
-        self.pending = 9
+        self.released: list[str] = []
+        self.approved: list[tuple[str, str]] = []
+        self.waiting: list[tuple[str, str]] = []
+        self.too_late = False
         self.crash = False
         self.preparing = False
 
@@ -59,10 +60,15 @@ class FakeGateway:
         self.stopped.append(turn.message_id)
         self.working.discard(turn.chat_id)
 
+    def release(self, turn: Turn) -> None:
+        self.released.append(turn.message_id)
+
+    def approvals(self, session_key: str) -> list[tuple[str, str]]:
+        return list(self.waiting)
+
     def approve(self, session_key: str, choice: str) -> bool:
-        self.approvals.append((session_key, choice))
-        self.pending -= 1
-        return self.pending >= 0
+        self.approved.append((self.waiting.pop(0)[0], choice))
+        return not self.too_late
 
     def clarify(self, question_id: str, answer: str) -> bool:
         return question_id != "gone"
@@ -198,16 +204,16 @@ async def test_cancel_stops_hermes_and_later_output_is_dropped(harness: Harness)
     assert [c.body for c in harness.outbox.callbacks] == [Final("canceled")]
 
 
-async def test_the_files_of_a_message_are_removed_at_its_end(
-    harness: Harness, tmp_path: Path
-) -> None:
+async def test_a_messages_files_are_released_once_at_its_end(harness: Harness) -> None:
     harness.say("1")
+    harness.say("2")
     turn = await harness.started()
-    file = tmp_path / "attached"
-    file.write_bytes(b"x")
-    turn.files.append(file)
+    # One that never began has no files, and those of the chat are in use.
+    harness.dispatcher.cancel("2")
+    assert harness.gateway.released == []
     harness.end(turn)
-    assert not file.exists()
+    harness.dispatcher.finish(turn)
+    assert harness.gateway.released == ["1"]
 
 
 async def test_a_refused_file_is_reported_at_once_and_remembered_for_one_turn(
@@ -283,36 +289,93 @@ async def test_notices_contain_no_secrets(harness: Harness) -> None:
     assert (callback.body, callback.content) == (Notice(), "retrying with api_key=***")
 
 
-def approval(name: str) -> Question:
-    return Question(name, "session", ("once", "deny"), approval=True)
+def approval(name: str, command: str = "") -> Question:
+    shown = (command or name, "dangerous command")
+    return Question(name, "session", ("once", "deny"), approval=True, shown=shown)
 
 
 async def test_answers_reach_the_approvals_in_hermess_order(harness: Harness) -> None:
     harness.say("1")
     turn = await harness.started()
-    for name in ("q1", "q2", "q3"):
-        harness.dispatcher.ask(turn, approval(name), "may I?")
+    questions = [approval(name) for name in ("q1", "q2", "q3")]
+    harness.gateway.waiting = [question.shown for question in questions]
+    for question in questions:
+        harness.dispatcher.ask(turn, question, "may I?")
     assert [type(c.body) for c in harness.outbox.callbacks] == [Approval] * 3
     harness.dispatcher.answer(Answer("1", "q2", "deny"))
-    assert harness.gateway.approvals == []
+    assert harness.gateway.approved == []
     with pytest.raises(NotFoundError):
         harness.dispatcher.answer(Answer("1", "q2", "once"))
     with pytest.raises(NotAChoiceError):
         harness.dispatcher.answer(Answer("1", "q1", "always"))
     harness.dispatcher.answer(Answer("1", "q1", "once"))
-    assert harness.gateway.approvals == [("session", "once"), ("session", "deny")]
+    assert harness.gateway.approved == [("q1", "once"), ("q2", "deny")]
+    harness.gateway.waiting.clear()
     harness.dispatcher.approval_expired(turn)
     with pytest.raises(NotFoundError):
         harness.dispatcher.answer(Answer("1", "q3", "once"))
 
 
+async def test_an_answer_is_for_its_command_although_hermes_asked_in_another_order(
+    harness: Harness,
+) -> None:
+    harness.say("1")
+    turn = await harness.started()
+    keep, drop = approval("q1", "rm keep"), approval("q2", "rm drop")
+    harness.gateway.waiting = [drop.shown, keep.shown]
+    for question in (keep, drop):
+        harness.dispatcher.ask(turn, question, "may I?")
+    harness.dispatcher.answer(Answer("1", "q1", "deny"))
+    assert harness.gateway.approved == []
+    harness.dispatcher.answer(Answer("1", "q2", "once"))
+    assert harness.gateway.approved == [("rm drop", "once"), ("rm keep", "deny")]
+
+
+async def test_no_answer_passes_an_approval_that_the_peer_was_not_asked_yet(
+    harness: Harness,
+) -> None:
+    harness.say("1")
+    turn = await harness.started()
+    asked, unknown = approval("q1"), approval("q2")
+    harness.gateway.waiting = [unknown.shown, asked.shown]
+    harness.dispatcher.ask(turn, asked, "may I?")
+    harness.dispatcher.answer(Answer("1", "q1", "once"))
+    assert harness.gateway.approved == []
+    harness.gateway.waiting.pop(0)
+    harness.dispatcher.approval_expired(turn)
+    assert harness.gateway.approved == [("q1", "once")]
+
+
+async def test_only_the_approval_that_hermes_gave_up_is_withdrawn(harness: Harness) -> None:
+    harness.say("1")
+    turn = await harness.started()
+    questions = [approval("q1", "same"), approval("q2", "other"), approval("q3", "same")]
+    for question in questions:
+        harness.dispatcher.ask(turn, question, "may I?")
+    harness.gateway.waiting = [("other", "dangerous command"), ("same", "dangerous command")]
+    harness.dispatcher.approval_expired(turn)
+    withdrawn = [c.body for c in harness.outbox.callbacks if isinstance(c.body, Notice)]
+    assert withdrawn == [Notice(withdraws="q1")]
+    assert list(turn.questions) == ["q2", "q3"]
+
+
+async def test_an_answer_that_hermes_does_not_take_any_more_is_refused(harness: Harness) -> None:
+    harness.say("1")
+    turn = await harness.started()
+    question = approval("q1")
+    harness.gateway.waiting, harness.gateway.too_late = [question.shown], True
+    harness.dispatcher.ask(turn, question, "may I?")
+    with pytest.raises(NotFoundError):
+        harness.dispatcher.answer(Answer("1", "q1", "once"))
+
+
 async def test_an_approval_that_hermes_gave_up_cannot_be_answered(harness: Harness) -> None:
     harness.say("1")
     turn = await harness.started()
-    harness.gateway.pending = 0
     harness.dispatcher.ask(turn, approval("q1"), "may I?")
     with pytest.raises(NotFoundError):
         harness.dispatcher.answer(Answer("1", "q1", "once"))
+    assert harness.gateway.approved == []
 
 
 async def test_a_question_takes_any_text_once(harness: Harness) -> None:

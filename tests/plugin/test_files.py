@@ -1,63 +1,11 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from molecule_hermes.plugin import files
-from molecule_hermes.wire import Attachment
-
-
-def test_an_attachments_name_does_not_lead_out_of_the_folder(tmp_path: Path) -> None:
-    names = (
-        "../../etc/passwd",
-        "/etc/passwd",
-        "..",
-        "a\\b:c",
-        "x" * 300,
-        "漢" * 200,
-        "ünï.txt",
-        "",
-    )
-    saved: list[Path] = []
-    for name in names:
-        path = files.save(Attachment(name, "text/plain", b"x"), tmp_path / "cache", saved)
-        assert path.parent == tmp_path / "cache"
-        assert path.read_bytes() == b"x"
-        files.remove([path, path])
-        assert not path.exists()
-    assert len(set(saved)) == len(names)
-
-
-def test_a_partially_written_file_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path, data: bytes) -> None:
-        path.touch()
-        raise OSError("no space left")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    saved: list[Path] = []
-    with pytest.raises(OSError, match="no space"):
-        files.save(Attachment("a", "text/plain", b"x"), tmp_path, saved)
-    files.remove(saved)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_files_left_by_a_crash_are_told_from_those_of_other_platforms(tmp_path: Path) -> None:
-    saved: list[Path] = []
-    files.save(Attachment("my file.pdf", "application/pdf", b"x"), tmp_path, saved)
-    for other in ("doc_0123456789ab_a.pdf", "a2a_notes.txt", "a2a_0123456789xy_a.pdf"):
-        (tmp_path / other).touch()
-    assert files.left_over(tmp_path) == saved
-    assert files.left_over(tmp_path / "missing") == []
-
-
-def test_a_file_that_cannot_be_removed_does_not_stop_the_others(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").touch()
-    files.remove([tmp_path / "folder", tmp_path / "file"])
-    assert not (tmp_path / "file").exists()
 
 
 def test_only_files_that_the_agent_created_are_read(tmp_path: Path) -> None:
@@ -100,6 +48,43 @@ def test_only_files_that_the_agent_created_are_read(tmp_path: Path) -> None:
         hidden.parent.mkdir(parents=True, exist_ok=True)
         hidden.write_text("x")
         assert not readable(hidden)
+
+
+def test_of_the_files_that_peers_sent_only_those_of_the_conversation_are_read(
+    tmp_path: Path,
+) -> None:
+    home, cwd = tmp_path / "home", tmp_path / "work"
+    kept = home / "cache" / "documents" / "a2a"
+    own, others = kept / "own", kept / "others"
+    for folder in (own, others, cwd):
+        folder.mkdir(parents=True)
+        (folder / "a.pdf").write_bytes(b"x")
+    (own / ".files.json").write_text("{}")
+    (cwd / "link").symlink_to(others / "a.pdf")
+
+    def readable(path: Path, cwd: Path = cwd, since: float = 0.0) -> bool:
+        given = {"cwd": cwd, "home": home, "limit": 9, "kept": kept, "own": own}
+        try:
+            files.read_file(str(path), media_since=since, **given)  # type: ignore[arg-type]
+        except files.FileRefusedError:
+            return False
+        return True
+
+    assert readable(own / "a.pdf")
+    # Unlike other media, it belongs to the conversation, whenever it was written.
+    assert readable(own / "a.pdf", since=math.inf)
+    assert readable(cwd / "a.pdf")
+    for refused in (
+        others / "a.pdf",
+        own / ".." / "others" / "a.pdf",
+        cwd / "link",
+        own / ".files.json",
+        own,
+    ):
+        assert not readable(refused)
+    # Nor if the working directory is around them.
+    for wide in (kept, others, kept.parent):
+        assert not readable(others / "a.pdf", wide)
 
 
 @pytest.mark.parametrize("name", ["loop", "x" * 300, "a\0b"])

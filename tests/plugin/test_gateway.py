@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from molecule_hermes.plugin.files import left_over
 from molecule_hermes.wire import (
     CANCEL_PATH,
     INBOUND_PATH,
@@ -423,6 +422,20 @@ async def test_the_text_of_a_subagent_is_not_the_answer(
     assert "word0 word1 word2" in callback.content
 
 
+async def test_a_dangerous_command_of_a_subagent_is_blocked_and_not_asked_about(
+    hermes: Hermes, callbacks: CallbackServer
+) -> None:
+    folders = [hermes.work / name for name in ("kept-1", "kept-2")]
+    for folder in folders:
+        folder.mkdir()
+    tasks = [{"goal": f"demo:run rm -rf {folder}"} for folder in folders]
+    message = await hermes.say(callbacks, f"demo:call=delegate_task {json.dumps({'tasks': tasks})}")
+    callback, _ = await callbacks.final(message, 60)
+    assert "pending_approval" in callback.content
+    assert not [c for c in callbacks.of(message) if isinstance(c.body, Approval)]
+    assert all(folder.exists() for folder in folders)
+
+
 async def test_background_work_promises_no_second_answer(
     hermes: Hermes, callbacks: CallbackServer
 ) -> None:
@@ -449,7 +462,6 @@ async def test_an_image_is_seen_by_the_model(hermes: Hermes, callbacks: Callback
     assert final.status == "completed"
     assert f"I see 2 images: image/png, {len(PNG)} bytes; image/png, " in callback.content
     assert not [c for c in callbacks.of(message) if isinstance(c.body, File)]
-    assert not left_over(hermes.home / "cache" / "documents")
 
 
 async def test_an_image_without_words_is_a_message(
@@ -479,7 +491,6 @@ async def test_a_tool_can_open_an_attached_file(
     callback, final = await callbacks.final(message)
     assert final.status == "completed"
     assert "the answer is 42" in callback.content
-    assert not left_over(hermes.home / "cache" / "documents")
 
 
 async def test_the_agent_learns_the_paths_of_attached_files(
@@ -494,20 +505,20 @@ async def test_the_agent_learns_the_paths_of_attached_files(
 
 
 @pytest.mark.parametrize("ending", ["demo:fail=401", "demo:run sleep 30"])
-async def test_attached_files_are_removed_however_the_turn_ends(
+async def test_attached_files_stay_however_the_turn_ends(
     hermes: Hermes, callbacks: CallbackServer, ending: str
 ) -> None:
-    file = Attachment("a.bin", "application/octet-stream", b"x")
-    message = await hermes.say(callbacks, ending, attachments=(file,))
+    file = Attachment("a.bin", "application/octet-stream", ending.encode())
+    message = await hermes.say(callbacks, ending, chat=f"stays {ending}", attachments=(file,))
     if "sleep" in ending:
         await callbacks.until(
             lambda: [c for c in callbacks.of(message) if isinstance(c.body, Tool)]
         )
-        assert left_over(hermes.home / "cache" / "documents")
         await hermes.cancel(message)
     _, final = await callbacks.final(message)
     assert final.status in ("failed", "canceled")
-    assert not left_over(hermes.home / "cache" / "documents")
+    kept = (hermes.home / "cache" / "documents" / "a2a").glob("*/a.bin")
+    assert [path.read_bytes() for path in kept].count(ending.encode()) == 1
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import queue
 import re
 import subprocess
 import sys
@@ -23,15 +24,19 @@ from gateway.platforms.base import (
     MessageEvent,
     MessageType,
     SendResult,
+    cleanup_document_cache,
+    get_document_cache_dir,
 )
-from gateway.run import GatewayRunner
+from gateway.run import GatewayRunner, _redact_approval_command
 from gateway.session_context import clear_session_vars, set_session_vars
 from tools import approval, clarify_gateway
 from tools.terminal_tool import get_session_cwd
 
 from molecule_hermes.plugin import hermes_api
 from molecule_hermes.plugin.adapter import MoleculeAdapter
+from molecule_hermes.plugin.kept_files import KeptFiles
 from molecule_hermes.plugin.settings import API_KEY, SECRET, SECRETS
+from molecule_hermes.wire import Attachment
 
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489"
@@ -219,6 +224,26 @@ def test_hermess_home_is_the_one_that_is_set(home: Path) -> None:
     assert hermes_api.hermes_home() == home
 
 
+def test_tools_in_a_container_see_the_caches_at_another_path(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Path(get_document_cache_dir()) / "a2a" / "x"
+    kept.mkdir(parents=True)
+    assert hermes_api.path_for_tools(kept) == str(kept)
+    monkeypatch.setenv("TERMINAL_ENV", "docker")
+    assert hermes_api.path_for_tools(kept) == "/root/.hermes/cache/documents/a2a/x"
+
+
+def test_hermes_clears_its_document_cache_but_not_the_folders_in_it(home: Path) -> None:
+    cache = Path(get_document_cache_dir())
+    (path,) = KeptFiles(cache).save("c", [Attachment("a.pdf", "application/pdf", b"x")])
+    (cache / "doc_1_a.pdf").touch()
+    for file in (path, cache / "doc_1_a.pdf"):
+        os.utime(file, (1, 1))
+    assert cleanup_document_cache() == 1
+    assert path.exists()
+
+
 def test_images_that_models_take_can_be_shown(tmp_path: Path) -> None:
     image, drawing = tmp_path / "a.png", tmp_path / "b.svg"
     image.write_bytes(PNG)
@@ -244,6 +269,28 @@ def test_approvals_are_answered_oldest_first() -> None:
     assert [entry.result for entry in entries] == ["deny", None]
     assert hermes_api.resolve_approval("the-session", "once")
     assert not hermes_api.resolve_approval("the-session", "once")
+
+
+def test_open_approvals_are_those_that_hermes_shows_oldest_first() -> None:
+    notified: queue.Queue[dict[str, Any]] = queue.Queue()
+    commands = [f"curl -H 'Authorization: Bearer sk-{'a1b2c3d4' * 5}' x", "rm -rf y"]
+    asking = []
+    for command in commands:
+        data = {"command": command} | ({"description": "a"} if "curl" in command else {})
+        given = ("open", notified.put, data)
+        asking.append(threading.Thread(target=approval._await_gateway_decision, args=given))
+        asking[-1].start()
+        assert notified.get(timeout=10) == data
+    try:
+        first, second = hermes_api.open_approvals("open")
+    finally:
+        approval.clear_session("open")
+    for thread in asking:
+        thread.join(10)
+    assert first == (_redact_approval_command(commands[0]), "a")
+    assert "a1b2c3d4a1b2c3d4" not in first[0]
+    assert second == ("rm -rf y", "dangerous command")
+    assert hermes_api.open_approvals("open") == []
 
 
 def test_a_question_takes_one_answer() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from molecule_hermes.plugin import PLATFORM
-from molecule_hermes.plugin.files import left_over
 from molecule_hermes.wire import INBOUND_PATH, Attachment, Inbound
 from tests.support.gateway import CallbackServer, callback_server, running_hermes
 from tests.support.serving import free_port
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.hermes
 
@@ -70,23 +70,25 @@ async def test_a_conversation_continues_after_a_crash_and_nothing_runs_by_itself
     async with callback_server() as callbacks:
         async with running_hermes(tmp_path) as hermes:
             await callbacks.final(await hermes.say(callbacks, "my colour is teal", chat="c"))
-            file = Attachment("a.bin", "application/octet-stream", b"x")
+            file = Attachment("a.bin", "application/octet-stream", b"the bytes")
             slowly = "demo:slow=0.1 one two three"
             cut = await hermes.say(callbacks, slowly, chat="c", attachments=(file,))
             await callbacks.until(lambda: callbacks.of(cut))
             # Leaving the block kills it.
-        saved = tmp_path / "cache" / "documents"
-        others = saved / "doc_0123456789ab_a.bin"
-        others.touch()
-        assert len(left_over(saved)) == 1
+        (kept,) = (tmp_path / "cache" / "documents" / "a2a").glob("*/a.bin")
         callbacks.taken.clear()
         async with running_hermes(tmp_path) as hermes:
             message = await hermes.say(callbacks, "which colour?", chat="c")
             callback, _ = await callbacks.final(message)
             assert "teal" in callback.content
             assert {c.reply_to for c in callbacks.taken} == {message}
-        assert left_over(saved) == []
-        assert others.exists()
+            message = await hermes.say(callbacks, "demo:read", chat="c")
+            callback, _ = await callbacks.final(message)
+            assert "the bytes" in callback.content
+        # A run that keeps nothing removes what the earlier one has left.
+        over = {"platforms": {PLATFORM: {"extra": {"keep_files_days": 0}}}}
+        async with running_hermes(tmp_path, over=over):
+            await until(lambda: not kept.exists())
 
 
 async def test_a_turn_that_outlasts_the_drain_is_interrupted(tmp_path: Path) -> None:

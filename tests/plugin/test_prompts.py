@@ -23,6 +23,14 @@ def test_ordinary_text_is_unchanged() -> None:
 
 
 def test_the_agent_learns_of_files_that_were_not_delivered() -> None:
-    assert prompts.with_refusals("hello", []) == "hello"
-    text = prompts.with_refusals("hello", ["the file a is not available"])
+    assert prompts.with_notes("hello", prompts.refusals([])) == "hello"
+    text = prompts.with_notes("hello", prompts.refusals(["the file a is not available"]))
     assert text == "[Your last answer: the file a is not available]\n\nhello"
+
+
+def test_the_agent_learns_which_files_are_still_there() -> None:
+    assert prompts.kept_files("/f", []) == []
+    (note,) = prompts.kept_files("/f", ["a b.pdf", "c.txt"])
+    assert note == "[Files of earlier messages are still in /f: 'a b.pdf', 'c.txt']"
+    (note,) = prompts.kept_files("/f", ["a.pdf"], 3)
+    assert note == "[Files of earlier messages are still in /f: 'a.pdf' and 3 more]"

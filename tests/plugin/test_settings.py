@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from molecule_hermes.plugin import PluginSettings, hermes_settings, settings
+from molecule_hermes.plugin.kept_files import Bounds
 
 
 def test_config_yaml_takes_precedence_over_the_environment() -> None:
@@ -58,6 +59,16 @@ def test_the_environment_can_enable_the_platform(
     assert bool(seed) is enabled
     # Hermes lays it over config.yaml: it must not carry a host or a port.
     assert not seed or set(seed) == {"enabled_by_env"}
+
+
+def test_files_may_be_kept_for_no_days_but_not_in_no_bytes() -> None:
+    read = settings.PluginSettings.from_extra
+    assert read({}, {}).kept == Bounds()
+    given = {"keep_files_days": 0, "keep_files_bytes": 9, "keep_files_bytes_of_chat": "8"}
+    assert read(given, {}).kept == Bounds(days=0, in_all=9, of_chat=8)
+    for bad in ({"keep_files_days": -1}, {"keep_files_days": "nan"}, {"keep_files_bytes": 0}):
+        with pytest.raises(ValueError, match="keep_files_"):
+            read(bad, {})
 
 
 def test_hermess_settings_contain_what_the_plugin_needs_and_no_secret() -> None:

@@ -8,12 +8,14 @@ from typing import Any, cast
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from a2a.server.events import EventQueue
 from a2a.server.tasks import TaskUpdater
 from a2a.types import TaskState
 
 from molecule_hermes.protocol.active_turn import ActiveTurn
 from molecule_hermes.protocol.dialogue import Dialogue
 from molecule_hermes.protocol.reply import ReplyArtifact
+from molecule_hermes.protocol.turn_queue import TurnQueue
 from molecule_hermes.turns.model import Completed, Notice, Question, TextDelta, Turn
 from molecule_hermes.turns.run import State
 from tests.support.fakes import ScriptedTransport
@@ -43,12 +45,13 @@ class _Updater:
 @pytest.fixture
 async def active() -> AsyncIterator[ActiveTurn]:
     updater = cast(TaskUpdater, _Updater())
+    queue = TurnQueue(cast(EventQueue, None))
     async with asyncio.timeout(10) as deadline, ReplyArtifact(updater, interval=60) as reply:
-        active = ActiveTurn(Turn("m", "peer", "ctx", "task", "hi"), updater, reply, deadline)
+        turn = Turn("m", "peer", "ctx", "task", "hi")
+        active = ActiveTurn(turn, queue, updater, reply, deadline)
         active.run.send()
         yield active
-    if active.expiry is not None:
-        active.expiry.cancel()
+    await active.forget_questions()
 
 
 def updater(active: ActiveTurn) -> _Updater:

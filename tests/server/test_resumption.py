@@ -74,6 +74,12 @@ class Plugin:
     def say(self, turn: PluginTurn, text: str) -> None:
         self.dispatcher.emit(turn, turn.callback(Delta(), text))
 
+    def ask(self, turn: PluginTurn) -> None:
+        shown = ("rm", "dangerous command")
+        self.gateway.waiting.append(shown)
+        question = Question("q", "s", ("once", "deny"), True, command="rm", shown=shown)
+        self.dispatcher.ask(turn, question, "may I?")
+
     def end(self, turn: PluginTurn, answer: str) -> None:
         turn.answered(answer, written=True)
         self.dispatcher.finish(turn)
@@ -238,14 +244,13 @@ async def test_an_open_question_can_be_answered_after_the_restart(
     async with start() as (_, client):
         sent = await begin(client, message("go"))
         turn = await plugin.started()
-        question = Question("q", "session", ("once", "deny"), True, command="rm", description="d")
-        plugin.dispatcher.ask(turn, question, "may I?")
+        plugin.ask(turn)
         await until(lambda: is_asking(client, sent))
         before = await get(client, sent)
     async with start() as (_, client):
         assert (await get(client, sent)).status == before.status
         answering = asyncio.create_task(ask(client, "yes", task_id=sent.task_id))
-        await until(lambda: plugin.gateway.approvals == [("session", "once")])
+        await until(lambda: plugin.gateway.approved == [("rm", "once")])
         plugin.end(turn, "done")
         assert (await answering).states[-1] == "COMPLETED"
         task = await get(client, sent)
@@ -263,7 +268,7 @@ async def test_an_answer_that_hermes_got_from_the_bridge_before_is_shown(
     async with start() as (_, client):
         sent = await begin(client, message("go"))
         turn = await plugin.started()
-        plugin.dispatcher.ask(turn, Question("q", "s", ("once", "deny"), True), "may I?")
+        plugin.ask(turn)
         await until(lambda: is_asking(client, sent))
     body = {"message_id": turn.message_id, "question_id": "q", "answer": "deny"}
     answer = await plugin.post("/a2a/answer", body | {"bridge": turn.inbound.bridge})
@@ -286,11 +291,11 @@ async def test_a_question_that_expired_without_a_bridge_is_refused_at_once(
     async with start(QUESTION_TIMEOUT=0.3) as (_, client):
         sent = await begin(client, message("go"))
         turn = await plugin.started()
-        plugin.dispatcher.ask(turn, Question("q", "s", ("once", "deny"), True), "may I?")
+        plugin.ask(turn)
         await until(lambda: is_asking(client, sent))
     await asyncio.sleep(0.3)
     async with start(QUESTION_TIMEOUT=60) as (_, client):
-        await until(lambda: plugin.gateway.approvals == [("s", "deny")])
+        await until(lambda: plugin.gateway.approved == [("rm", "deny")])
         plugin.end(turn, "done")
         await until(lambda: completed(client, sent))
 

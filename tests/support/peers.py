@@ -10,6 +10,7 @@ import httpx
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
 from a2a.helpers import get_text_parts
 from a2a.types import (
+    AgentCard,
     Part,
     SendMessageRequest,
     StreamResponse,
@@ -49,6 +50,11 @@ async def peer(
             httpx_client=http, streaming=streaming, supported_protocol_bindings=[binding]
         )
         yield ClientFactory(config).create(card)
+
+
+async def card_of(url: str) -> AgentCard:
+    async with httpx.AsyncClient(timeout=60) as http:
+        return await A2ACardResolver(http, url).get_agent_card()
 
 
 async def ask(client: Client, text: str, context_id: str = "", task_id: str = "") -> Turn:

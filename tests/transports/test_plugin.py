@@ -632,7 +632,11 @@ async def test_a_batch_of_callbacks_is_taken_in_order(
             TextDelta("b"),
             Completed("ab"),
         ]
-    assert (await _post_batch(listening, *batch)).json() == {"ok": True, "stale": True}
+    assert (await _post_batch(listening, *batch)).json() == {
+        "ok": True,
+        "stale": True,
+        "unknown": ["nobody"],
+    }
 
 
 @pytest.mark.parametrize("bad", [{}, {"reply_to": "m"}, [], "x", None, {"batch": []}])

@@ -19,7 +19,7 @@ from molecule_hermes.turns.model import (
     TextDelta,
     TurnEvent,
 )
-from molecule_hermes.turns.run import TRANSITIONS, IllegalTransition, State, TurnRun
+from molecule_hermes.turns.run import MAX_OPEN, TRANSITIONS, IllegalTransition, State, TurnRun
 
 ENDS = {State.COMPLETED, State.FAILED, State.CANCELED}
 FIRST, SECOND = Question("1", "clarify", "?"), Question("2", "approval", "?", ("once", "deny"))
@@ -114,9 +114,29 @@ def test_a_turn_is_sent_once() -> None:
         run.send()
 
 
-def test_one_question_waits_at_a_time() -> None:
-    with pytest.raises(IllegalTransition):
-        asking().ask(SECOND)
+def test_several_questions_wait_at_once_and_the_turn_goes_on_when_none_is_left() -> None:
+    run = asking()
+    run.ask(SECOND)
+    assert list(run.open) == ["1", "2"]
+    assert run.question is FIRST
+    assert run.settle(FIRST)
+    assert (run.state, run.question) == (State.ASKING, SECOND)
+    assert run.settle(SECOND)
+    assert (run.state, run.question) == (State.RUNNING, None)
+
+
+def test_a_turn_has_a_limited_number_of_open_questions() -> None:
+    run = running()
+    for number in range(MAX_OPEN):
+        assert not run.full
+        run.ask(Question(str(number), "clarify", "?"))
+    assert run.full
+    with pytest.raises(IllegalTransition, match="more than 16 questions"):
+        run.ask(Question("one more", "clarify", "?"))
+    assert len(run.open) == MAX_OPEN
+    run.settle(Question("3", "clarify", "?"))
+    run.ask(Question("one more", "clarify", "?"))
+    assert list(run.open)[-1] == "one more"
 
 
 def test_events_behind_an_open_question_wait_for_it() -> None:
@@ -129,6 +149,19 @@ def test_events_behind_an_open_question_wait_for_it() -> None:
     assert run.settle(FIRST)
     assert not run.settle(FIRST)
     assert shown(run) == [TextDelta("b")]
+
+
+def test_a_further_question_does_not_wait_behind_an_open_one() -> None:
+    run = running(FIRST, TextDelta("a"), SECOND, TextDelta("b"))
+    assert run.next_event() is FIRST
+    run.ask(FIRST)
+    assert run.next_event() is SECOND
+    run.ask(SECOND)
+    assert run.next_event() is None
+    assert run.settle(SECOND)
+    assert run.next_event() is None
+    assert run.settle(FIRST)
+    assert shown(run) == [TextDelta("a"), TextDelta("b")]
 
 
 def test_a_question_is_not_asked_once_hermes_has_ended_the_turn() -> None:
@@ -154,8 +187,9 @@ def test_a_question_that_is_withdrawn_before_it_was_asked_is_not_asked() -> None
 
 def test_hermes_may_end_a_turn_without_the_answer() -> None:
     run = asking()
+    run.ask(SECOND)
     assert run.end(Completed("so I guessed")) == Completed("so I guessed")
-    assert run.question is None
+    assert (run.question, run.open) == (None, {})
 
 
 def test_events_after_the_end_are_dropped() -> None:
@@ -201,40 +235,45 @@ _steps = st.one_of(
 @given(st.lists(_steps, max_size=40))
 def test_any_order_of_steps_keeps_to_the_table(steps: list[tuple[object, ...]]) -> None:
     """Whatever happens in whatever order: the state moves along the table or the step raises and
-    changes nothing, a question is open exactly while asking, and there is at most one end."""
+    changes nothing, questions are open exactly while asking, and there is at most one end."""
     run, ends = TurnRun(), 0
     for name, *arguments in steps:
-        before, question = run.state, run.question
+        before, questions = run.state, list(run.open)
         try:
             getattr(run, str(name))(*arguments)
         except IllegalTransition:
-            assert (run.state, run.question) == (before, question)
+            assert (run.state, list(run.open)) == (before, questions)
         assert run.state is before or run.state in TRANSITIONS[before]
-        assert (run.question is not None) is (run.state is State.ASKING)
+        assert bool(run.open) is (run.state is State.ASKING)
         ends += run.ended and run.state is not before
         if run.state is not State.RUNNING:
-            assert run.next_event() is None
+            shown = run.next_event()
+            assert shown is None or (run.state is State.ASKING and isinstance(shown, Question))
     assert ends == run.ended
 
 
-@given(st.lists(st.builds(TextDelta, st.text(max_size=3)) | _questions, max_size=20), st.data())
+@given(st.lists(st.builds(TextDelta, st.text(max_size=3)) | st.none(), max_size=20), st.data())
 def test_every_event_is_shown_once_and_in_order(
-    events: list[TurnEvent], data: st.DataObject
+    given: list[TextDelta | None], data: st.DataObject
 ) -> None:
-    """However receiving, showing and answering interleave."""
+    """However receiving, showing and answering interleave. Only a question may overtake others."""
+    events = [event or Question(str(n), "clarify", "?") for n, event in enumerate(given)]
     run, seen = TurnRun(), []
     run.send()
     left = list(events)
-    while left or run.question is not None:
+    while left or run.open:
         step = data.draw(st.sampled_from(["receive", "show", "settle"]))
         if step == "receive" and left:
             run.receive(left.pop(0))
-        elif step == "show" and (event := run.next_event()) is not None:
+        elif step == "show" and not run.full and (event := run.next_event()) is not None:
             seen.append(event)
             if isinstance(event, Question):
                 run.ask(event)
-        elif step == "settle" and run.question is not None:
-            run.settle(run.question)
+        elif step == "settle" and run.open:
+            assert run.settle(data.draw(st.sampled_from(list(run.open.values()))))
     while (event := run.next_event()) is not None:
         seen.append(event)
-    assert seen == events
+    for kind in (TextDelta, Question):
+        assert [e for e in seen if isinstance(e, kind)] == [
+            e for e in events if isinstance(e, kind)
+        ]
