@@ -6,8 +6,8 @@ import base64
 from dataclasses import dataclass
 from typing import Self
 
-from molecule_hermes.wire.fields import Fields
-from molecule_hermes.wire.limits import MAX_ATTACHMENTS, MAX_SYSTEM_PROMPT
+from molecule_hermes.wire.fields import Fields, checked_text
+from molecule_hermes.wire.limits import MAX_ATTACHMENTS, MAX_SYSTEM_PROMPT, MAX_WANTS
 
 __all__ = ["Answer", "Attachment", "Cancel", "Check", "Inbound", "Origin"]
 
@@ -62,6 +62,8 @@ class Inbound:
 
     `bridge` identifies one run of the bridge. Answers and cancels for a message must carry the
     same value. A `system_prompt` replaces the one in Hermes's configuration for this message.
+    `wants` names callbacks that the bridge understands and the peer may see, beyond those that
+    every bridge gets: `usage`, `subagent`, `reasoning`, `tool_detail`.
     """
 
     chat_id: str
@@ -74,6 +76,7 @@ class Inbound:
     metadata: Origin = Origin()
     bridge: str = ""
     system_prompt: str = ""
+    wants: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, data: object) -> Self:
@@ -90,6 +93,7 @@ class Inbound:
             metadata=Origin.parse(fields.get("metadata") or {}),
             bridge=fields.label("bridge", default=""),
             system_prompt=fields.text("system_prompt", default="", most=MAX_SYSTEM_PROMPT),
+            wants=tuple(checked_text(item, "wants") for item in fields.items("wants", MAX_WANTS)),
         )
 
     def to_json(self) -> dict[str, object]:
@@ -107,6 +111,8 @@ class Inbound:
             data["metadata"] = metadata
         if self.system_prompt:
             data["system_prompt"] = self.system_prompt
+        if self.wants:
+            data["wants"] = list(self.wants)
         return data | _named(self.bridge)
 
 
