@@ -13,6 +13,11 @@ and follows directives in it (`docs/demo-model.md` describes them):
     demo:call=TOOL {JSON} call any tool of Hermes with these arguments, then report
     demo:fail=CAUSE       fail as a provider would: 401, 404, 429, 500, quota, context, page
     demo:fail=STATUS:CODE TEXT   fail with that HTTP status, code (may be empty) and message
+    demo:flaky=N[:STATUS] fail the first N requests with this message (500), then answer
+    demo:model=NAME       answer requests for that model only
+    demo:think TEXT       think that before the answer
+    demo:cached=N         report N more prompt tokens, all from the cache
+    demo:loop COMMAND     call the terminal tool again and again, as long as there are tools
     demo:clock            answer with the time at which the first word is written
     demo:empty            answer with an empty text
     demo:silent           answer "[SILENT]"
@@ -31,9 +36,10 @@ import re
 import shlex
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiohttp import web
@@ -61,18 +67,26 @@ _FAILURES: Mapping[str, tuple[int, str, str]] = {
 
 OnMessage = Callable[[str], None]
 _ON_MESSAGE: web.AppKey[OnMessage] = web.AppKey("on_message")
+_PRICES: web.AppKey[Mapping[str, str]] = web.AppKey("prices")
+_FAILED: web.AppKey[Counter[str]] = web.AppKey("failed")
+_REMEMBERED = 1000
 
 
 @asynccontextmanager
 async def demo_model(
-    port: int = 0, on_message: OnMessage = lambda text: None
+    port: int = 0,
+    on_message: OnMessage = lambda text: None,
+    prices: Mapping[str, str] | None = None,
 ) -> AsyncIterator[str]:
     """Serves the demo model on loopback; yields its base URL (`http://127.0.0.1:PORT/v1`).
 
-    `on_message` is called with the last user message of each request.
+    `on_message` is called with the last user message of each request. `prices` in US dollars per
+    token (`prompt`, `completion`) are what its list of models says; by default it says nothing.
     """
     app = web.Application(client_max_size=_MAX_BODY)
     app[_ON_MESSAGE] = on_message
+    app[_PRICES] = prices or {}
+    app[_FAILED] = Counter()
     app.router.add_get("/v1/models", _models)
     app.router.add_post("/v1/chat/completions", _completions)
     runner = web.AppRunner(app, shutdown_timeout=1.0)
@@ -91,10 +105,16 @@ class _Answer:
     tool: tuple[str, dict[str, Any]] | None = None
     pause: float = 0.0
     broken: bool = False
+    thought: str = ""
+    cached: int = 0
+    model: str = DEMO_MODEL
 
 
 async def _models(request: web.Request) -> web.Response:
-    return web.json_response({"object": "list", "data": [{"id": DEMO_MODEL, "object": "model"}]})
+    model: dict[str, Any] = {"id": DEMO_MODEL, "object": "model"}
+    if prices := request.app[_PRICES]:
+        model["pricing"] = dict(prices)
+    return web.json_response({"object": "list", "data": [model]})
 
 
 async def _completions(request: web.Request) -> web.StreamResponse:
@@ -108,17 +128,40 @@ async def _completions(request: web.Request) -> web.StreamResponse:
     last_user = _text(_last_user(messages))
     request.app[_ON_MESSAGE](last_user)
     directives = {name: (value, rest) for name, value, rest in _DIRECTIVE.findall(last_user)}
-    if "fail" in directives:
-        return _error(*_failure(*directives["fail"]))
+    model = str(body.get("model") or DEMO_MODEL)
+    if failure := _failing(directives, last_user, model, request.app[_FAILED]):
+        return _error(*failure)
     if "hang" in directives:
         await asyncio.sleep(3600)
-    answer = _answer(messages, last_user, directives)
+    answer = replace(
+        _answer(messages, last_user, directives, tools=bool(body.get("tools"))),
+        thought=directives.get("think", ("", ""))[1],
+        cached=int(_number(directives.get("cached", ("", ""))[0], 0)),
+        model=model,
+    )
     if body.get("stream"):
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         with contextlib.suppress(ConnectionError):  # the client has disconnected
             await _stream(request, response, answer)
         return response
     return web.json_response(_whole(answer))
+
+
+def _failing(
+    directives: Mapping[str, tuple[str, str]], text: str, model: str, failed: Counter[str]
+) -> tuple[int, str, str] | None:
+    """The failure with which a request is answered; None if it is not to fail."""
+    if "fail" in directives:
+        return _failure(*directives["fail"])
+    if "model" in directives and directives["model"][0] != model:
+        return 404, "model_not_found", f"The model `{model}` does not exist."
+    times, _, status = directives.get("flaky", ("0", ""))[0].partition(":")
+    if failed[text] >= _number(times, 1):
+        return None
+    if len(failed) > _REMEMBERED:
+        failed.clear()
+    failed[text] += 1
+    return _FAILURES.get(status, _FAILURES["500"])
 
 
 def _failure(cause: str, text: str) -> tuple[int, str, str]:
@@ -130,7 +173,11 @@ def _failure(cause: str, text: str) -> tuple[int, str, str]:
 
 
 def _answer(
-    messages: list[dict[str, Any]], last_user: str, directives: Mapping[str, tuple[str, str]]
+    messages: list[dict[str, Any]],
+    last_user: str,
+    directives: Mapping[str, tuple[str, str]],
+    *,
+    tools: bool,
 ) -> _Answer:
     pause = _number(directives["slow"][0], 0.15) if "slow" in directives else 0.0
     fixed = {
@@ -141,6 +188,10 @@ def _answer(
     }
     if name := next((name for name in fixed if name in directives), ""):
         return _Answer(fixed[name], pause=pause)
+    if "loop" in directives and tools:
+        # Hermes stops an agent that repeats the same call.
+        command = f"{directives['loop'][1] or 'true'} # {len(messages)}"
+        return _Answer("Once more.", tool=("terminal", {"command": command}), pause=pause)
     if messages[-1].get("role") == "tool":
         result = _text(messages[-1])
         text = _delivery(result) if "file" in directives else f"The tool answered: {result[:2000]}"
@@ -256,9 +307,16 @@ def _error(status: int, code: str, message: str) -> web.Response:
     )
 
 
-def _usage(answer: _Answer) -> dict[str, int]:
-    words = len(answer.text.split())
-    return {"prompt_tokens": 10, "completion_tokens": words, "total_tokens": 10 + words}
+def _usage(answer: _Answer) -> dict[str, Any]:
+    """A word is a token, and a prompt has 10 more than those from the cache."""
+    thought = len(answer.thought.split())
+    prompt, words = 10 + answer.cached, len(answer.text.split()) + thought
+    usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": words}
+    if answer.cached:
+        usage["prompt_tokens_details"] = {"cached_tokens": answer.cached}
+    if thought:
+        usage["completion_tokens_details"] = {"reasoning_tokens": thought}
+    return usage | {"total_tokens": prompt + words}
 
 
 def _tool_call(tool: tuple[str, dict[str, Any]]) -> dict[str, Any]:
@@ -273,6 +331,8 @@ def _tool_call(tool: tuple[str, dict[str, Any]]) -> dict[str, Any]:
 
 def _whole(answer: _Answer) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    if answer.thought:
+        message["reasoning_content"] = answer.thought
     if answer.tool:
         message["tool_calls"] = [_tool_call(answer.tool)]
     finish = "tool_calls" if answer.tool else "stop"
@@ -280,7 +340,7 @@ def _whole(answer: _Answer) -> dict[str, Any]:
         "id": "chatcmpl-demo",
         "object": "chat.completion",
         "created": int(time.time()),
-        "model": DEMO_MODEL,
+        "model": answer.model,
         "choices": [{"index": 0, "message": message, "finish_reason": finish}],
         "usage": _usage(answer),
     }
@@ -294,13 +354,16 @@ async def _stream(request: web.Request, response: web.StreamResponse, answer: _A
             "id": "chatcmpl-demo",
             "object": "chat.completion.chunk",
             "created": int(time.time()),
-            "model": DEMO_MODEL,
+            "model": answer.model,
             "choices": [{"index": 0, "delta": delta, "finish_reason": finish}],
             **extra,
         }
         await response.write(f"data: {json.dumps(data)}\n\n".encode())
 
     await chunk({"role": "assistant"})
+    for word in re.findall(r"\S+\s*|\s+", answer.thought):
+        await chunk({"reasoning_content": word})
+        await asyncio.sleep(answer.pause)
     for word in re.findall(r"\S+\s*|\s+", answer.text):
         await chunk({"content": word})
         if answer.pause:
