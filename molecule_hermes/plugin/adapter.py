@@ -29,6 +29,7 @@ from gateway.platforms.base import (
 
 from molecule_hermes.errors import InternalFailure
 from molecule_hermes.plugin import hermes_api, prompts
+from molecule_hermes.plugin.agent_watch import AgentWatch
 from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.endpoints import application
 from molecule_hermes.plugin.files import (
@@ -49,7 +50,7 @@ from molecule_hermes.plugin.shown_types import shown_type
 from molecule_hermes.plugin.turn import Question, Turn
 from molecule_hermes.plugin.work_folders import WorkFolders
 from molecule_hermes.text import redact, safe_name
-from molecule_hermes.wire import File
+from molecule_hermes.wire import Context, File
 
 __all__ = ["MoleculeAdapter"]
 
@@ -75,6 +76,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         self._settings = PluginSettings()
         self._outbox = Outbox()
         self._dispatcher = Dispatcher(self, Ledger(), self._outbox)
+        self._watch = AgentWatch(None, self._dispatcher, self)
         self._site: web.AppRunner | None = None
         self._folders: WorkFolders | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -99,6 +101,8 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         forbid_inspection()
         hermes_api.strip_from_tools(SECRETS)
         self._open_folders(settings)
+        self._watch = AgentWatch(self.gateway_runner, self._dispatcher, self)
+        self._watch.attach()
         self._outbox.open()
         self._hooks.attach(self)
         hermes_api.report_connected(self)
@@ -108,6 +112,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         # Hermes allows 5 s for this (run.py:70).
         hermes_api.report_disconnected(self)
         self._hooks.detach(self)
+        self._watch.detach()
         if self._folders is not None:
             self._folders.detach(self.gateway_runner)
         await self._dispatcher.close()
@@ -166,6 +171,9 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         event = MessageEvent("/stop", MessageType.COMMAND, self._source(turn))
         await self.handle_message(event)
 
+    def context(self, turn: Turn) -> Context | None:
+        return self._watch.context(turn)
+
     def approve(self, session_key: str, choice: str) -> bool:
         return hermes_api.resolve_approval(session_key, choice)
 
@@ -210,6 +218,9 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._apply, message_id, effect)
 
+    def on_agent_start(self, message_id: str) -> None:
+        self._watch.begin(message_id)
+
     def _apply(self, message_id: str, effect: Effect) -> None:
         if turn := self._dispatcher.find(message_id):
             effect(self._dispatcher, turn)
@@ -249,7 +260,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
             known = self._dispatcher.push(chat_id, content)
             return _sent() if known else _not_sent("the peer of this chat is unknown")
         if reply_to != turn.message_id:
-            self._dispatcher.notice(turn, content)
+            self._dispatcher.remark(turn, content)
             return _sent()
         turn.reply = content
         # Inside the turn this is the end of a streamed segment; after it, the reply itself.
@@ -264,6 +275,7 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         self, chat_id: str, draft_id: int, content: str, metadata: Any = None
     ) -> Any:
         if turn := self._dispatcher.owner(chat_id, current_message_id()):
+            self._dispatcher.end_reasoning(turn)
             self._dispatcher.emit(turn, turn.draft(draft_id, content))
         return _sent()
 

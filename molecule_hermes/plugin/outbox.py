@@ -32,6 +32,9 @@ from molecule_hermes.wire import (
     Notice,
     Problem,
     Push,
+    Reasoning,
+    Spent,
+    Subagent,
     Tool,
 )
 
@@ -41,7 +44,7 @@ log = logging.getLogger(__name__)
 
 _BACKOFF = Backoff(first=0.1, longest=5.0)
 # These may be lost while the bridge is down: the final repeats the whole text.
-_TRANSIENT = (Delta, Notice, Tool)
+_TRANSIENT = (Delta, Notice, Reasoning, Spent, Subagent, Tool)
 _BATCH = 256
 _BATCH_BYTES = 2**20
 
@@ -74,12 +77,14 @@ class _Entry:
     def merged(self, later: _Entry) -> _Entry | None:
         """Two deltas of one message as one; None for anything else."""
         mine, other = self.callback, later.callback
-        if not (isinstance(mine.body, Delta) and isinstance(other.body, Delta)):
+        if type(mine.body) is not type(other.body):
+            return None
+        if not isinstance(other.body, Delta | Reasoning):
             return None
         if mine.reply_to != other.reply_to or mine.seq is not None:
             # A numbered delta was posted already: the bridge may have it, and would skip the sum.
             return None
-        if other.body.replace:
+        if isinstance(other.body, Delta) and other.body.replace:
             return later
         return replace(later, callback=replace(mine, content=mine.content + other.content))
 

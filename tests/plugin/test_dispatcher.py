@@ -13,7 +13,17 @@ from molecule_hermes.plugin.dispatcher import Dispatcher, NotAChoiceError, NotFo
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Outbox
 from molecule_hermes.plugin.turn import Question, Turn
-from molecule_hermes.wire import Answer, Approval, Callback, File, Final, Inbound, Notice, Push
+from molecule_hermes.wire import (
+    Answer,
+    Approval,
+    Callback,
+    Context,
+    File,
+    Final,
+    Inbound,
+    Notice,
+    Push,
+)
 from tests.support.waiting import until
 
 
@@ -57,6 +67,9 @@ class FakeGateway:
     async def stop(self, turn: Turn) -> None:
         self.stopped.append(turn.message_id)
         self.working.discard(turn.chat_id)
+
+    def context(self, turn: Turn) -> Context | None:
+        return None
 
     def approve(self, session_key: str, choice: str) -> bool:
         self.approvals.append((session_key, choice))
