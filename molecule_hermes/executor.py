@@ -41,13 +41,24 @@ from molecule_hermes.errors import (
 from molecule_hermes.protocol import status as updates
 from molecule_hermes.protocol.active_turn import ActiveTurn
 from molecule_hermes.protocol.dialogue import Approvals, Dialogue
+from molecule_hermes.protocol.extensions import requested
 from molecule_hermes.protocol.incoming import Attachments, without_bytes
 from molecule_hermes.protocol.message_reply import MessageQueue
 from molecule_hermes.protocol.reply import ReplyArtifact
 from molecule_hermes.protocol.states import state_name
 from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.transports.base import Transport
-from molecule_hermes.turns.model import Canceled, Completed, End, Failed, Question, Turn, is_last
+from molecule_hermes.turns.model import (
+    Canceled,
+    Completed,
+    Context,
+    End,
+    Failed,
+    Question,
+    Turn,
+    Usage,
+    is_last,
+)
 from molecule_hermes.turns.run import State
 from molecule_hermes.turns.scheduler import Scheduler
 
@@ -182,7 +193,11 @@ class HermesAgentProxyExecutor(AgentExecutor):
             await active.abandon()
 
     async def _begin(self, context: RequestContext, event_queue: EventQueue) -> ActiveTurn:
-        turn = replace(_turn(context), system_prompt=self._system_prompt)
+        turn = replace(
+            _turn(context),
+            system_prompt=self._system_prompt,
+            extensions=requested(context.requested_extensions, self._transport.features),
+        )
         if context.message is not None:
             turn = self._complete(turn, context.message)
         updater = TaskUpdater(event_queue, turn.task_id, turn.context_id)
@@ -216,7 +231,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
 
     async def _run(self, active: ActiveTurn, context: RequestContext) -> End:
         try:
-            async with active.deadline, active.reply:
+            async with active.deadline, active.reply, active.reasoning:
                 _refuse_an_orphaned_answer(context)
                 self._admit(active.turn.peer)
                 text, files = await self._attachments.read(context.message, active.turn.peer)
@@ -278,6 +293,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         begun = active.run.state is not State.QUEUED
         last = active.run.end(last)
         state, message = TaskState.TASK_STATE_CANCELED, None
+        await active.reasoning.keep()
         match last:
             case Completed():
                 await active.reply.finish(last.text)
@@ -297,6 +313,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
             figures["durationSeconds"],
             figures.get("firstTextSeconds"),
         )
+        if usage := _spent(active, last)[0]:
+            self._metrics.spent(usage)
 
 
 def _turn(context: RequestContext) -> Turn:
@@ -326,6 +344,19 @@ def _figures(active: ActiveTurn, last: End) -> dict[str, Any]:
     figures: dict[str, Any] = {"durationSeconds": round(now - active.began, 3)}
     if active.first_text is not None:
         figures["firstTextSeconds"] = round(active.first_text - active.began, 3)
-    if isinstance(last, Completed):
-        figures["usage"] = updates.usage(last.usage)
+    usage, context = _spent(active, last)
+    if usage is not None or isinstance(last, Completed):
+        figures["usage"] = updates.usage(usage or Usage())
+    if context is not None:
+        figures["context"] = updates.context(context)
+    if isinstance(last, Completed) and last.incomplete:
+        figures["incomplete"] = True
     return figures
+
+
+def _spent(active: ActiveTurn, last: End) -> tuple[Usage | None, Context | None]:
+    """The figures of the end, else the last ones that Hermes reported: a turn that the bridge
+    ended, or whose Hermes died, has used its tokens all the same."""
+    if last.usage is None and active.spent is not None:
+        return active.spent.usage, active.spent.context
+    return last.usage, last.context

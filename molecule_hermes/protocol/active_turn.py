@@ -11,11 +11,15 @@ from a2a.server.tasks import TaskUpdater
 from molecule_hermes.errors import Interrupted
 from molecule_hermes.protocol import status as updates
 from molecule_hermes.protocol.output_modes import accepts
-from molecule_hermes.protocol.reply import ReplyArtifact
+from molecule_hermes.protocol.reply import REASONING, ReplyArtifact
+from molecule_hermes.turns import model
 from molecule_hermes.turns.model import (
     FileProduced,
     Notice,
     Question,
+    Reasoning,
+    Spent,
+    SubagentProgress,
     TextDelta,
     ToolProgress,
     Turn,
@@ -51,7 +55,13 @@ class ActiveTurn:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     began: float = field(default_factory=time.monotonic)
     first_text: float | None = None
+    spent: Spent | None = None
+    """What Hermes has reported of the turn's usage, for an end that comes without figures."""
+    reasoning: ReplyArtifact = field(init=False)
     _time_left: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.reasoning = ReplyArtifact(self.updater, REASONING)
 
     def interrupted(self, message: str) -> Interrupted:
         if self.run.state is State.QUEUED:
@@ -60,14 +70,28 @@ class ActiveTurn:
 
     async def show(self, event: TurnEvent) -> None:
         """Shows the peer an event that is not a question."""
-        if isinstance(event, TextDelta):
-            self.first_text = self.first_text or time.monotonic()
-            await self.reply.add(event.text, replace=event.replace)
-            return
-        await self.reply.flush()
+        match event:
+            case Spent():
+                self.spent = event
+            case TextDelta():
+                await self.reasoning.flush()
+                self.first_text = self.first_text or time.monotonic()
+                await self.reply.add(event.text, replace=event.replace)
+            case Reasoning():
+                if model.REASONING in self.turn.extensions:
+                    await self.reply.flush()
+                    await self.reasoning.add(event.text)
+            case _:
+                await self.reasoning.flush()
+                await self.reply.flush()
+                await self._update(event)
+
+    async def _update(self, event: TurnEvent) -> None:
         match event:
             case ToolProgress():
                 await updates.tool(self.updater, event)
+            case SubagentProgress():
+                await updates.subagent(self.updater, event)
             case Notice():
                 await updates.notice(self.updater, event)
             case FileProduced():

@@ -70,7 +70,7 @@ def build_card(
         version=__version__,
         supported_interfaces=_interfaces(url, settings.compat_v03),
         capabilities=AgentCapabilities(
-            streaming=True, push_notifications=True, extensions=extensions()
+            streaming=True, push_notifications=True, extensions=extensions(features)
         ),
         default_input_modes=_modes(_INPUT, features),
         default_output_modes=_modes(_OUTPUT, features),

@@ -1,4 +1,4 @@
-"""The artifact `reply`: streamed text, coalesced into updates.
+"""The artifacts `reply` and `reasoning`: streamed text, coalesced into updates.
 
 The SDK's request handler copies and saves the whole task for every update, so one update per token
 is quadratic (measured: 17 s for 2,000 tokens on its SQLite store). The first piece is sent at once.
@@ -19,16 +19,25 @@ from typing import Self
 from a2a.helpers import new_text_part
 from a2a.server.tasks import TaskUpdater
 
-__all__ = ["REPLY", "ReplyArtifact"]
+__all__ = ["REASONING", "REPLY", "ReplyArtifact"]
 
 REPLY = "reply"
+REASONING = "reasoning"
 
 
 class ReplyArtifact:
     """An async context manager that sends the buffered text when its interval has passed."""
 
-    def __init__(self, updater: TaskUpdater, *, interval: float = 0.05, size: int = 2048) -> None:
+    def __init__(
+        self,
+        updater: TaskUpdater,
+        name: str = REPLY,
+        *,
+        interval: float = 0.05,
+        size: int = 2048,
+    ) -> None:
         self._updater = updater
+        self._name = name
         self._interval = interval
         self._size = size
         self._sent: list[str] = []
@@ -68,7 +77,7 @@ class ReplyArtifact:
         elif self._flusher is None or self._flusher.done():
             # The first piece is sent in the loop's next iteration: if the end of the turn has
             # arrived together with it, the reply is a single update.
-            self._flusher = asyncio.create_task(self._flush_in_time(), name="reply-flusher")
+            self._flusher = asyncio.create_task(self._flush_in_time(), name=f"{self._name}-flusher")
 
     async def flush(self) -> None:
         """Sends the buffered text, so that the next event comes after it."""
@@ -104,7 +113,7 @@ class ReplyArtifact:
         append, self._append, self._exists = self._append, True, True
         self._next_at = time.monotonic() + self._interval
         await self._updater.add_artifact(
-            [new_text_part(text)], REPLY, name=REPLY, append=append, last_chunk=last
+            [new_text_part(text)], self._name, name=self._name, append=append, last_chunk=last
         )
 
     async def _flush_in_time(self) -> None:

@@ -11,17 +11,23 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeGuard
 
 from molecule_hermes.errors import TurnFailure
-from molecule_hermes.wire import Usage
+from molecule_hermes.wire import Args, Context, NoticeKind, Phase, Usage
 
 __all__ = [
+    "REASONING",
+    "TOOL_DETAIL",
     "Attachment",
     "Canceled",
     "Completed",
+    "Context",
     "End",
     "Failed",
     "FileProduced",
     "Notice",
     "Question",
+    "Reasoning",
+    "Spent",
+    "SubagentProgress",
     "TextDelta",
     "ToolProgress",
     "Turn",
@@ -31,6 +37,9 @@ __all__ = [
     "conversation_id",
     "is_last",
 ]
+
+REASONING = "reasoning"
+TOOL_DETAIL = "tool_detail"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,8 @@ class Turn:
     """Names the conversation if the context does not."""
     history: tuple[Utterance, ...] = ()
     """Earlier turns, for a Hermes that does not know the conversation."""
+    extensions: frozenset[str] = frozenset()
+    """What the peer asked for beyond the usual events: `REASONING`, `TOOL_DETAIL`."""
 
     @property
     def conversation(self) -> str:
@@ -98,14 +109,38 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class Reasoning:
+    """More of what the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ToolProgress:
     tool: str
-    phase: Literal["start", "end"]
+    phase: Phase
     preview: str = ""
     duration: float | None = None
     ok: bool | None = None
     output: str = ""
     """The beginning of what the tool returned; empty if the transport does not report it."""
+    call_id: str = ""
+    """The same at the start and at the end of a call; empty if it is not known."""
+    args: Args = field(default_factory=dict)
+    error: str = ""
+    result: str = ""
+    """More of what the tool returned, for a peer that asked for `TOOL_DETAIL`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubagentProgress:
+    """An agent to which the turn's agent delegated a part of the work."""
+
+    subagent_id: str
+    goal: str
+    phase: Phase
+    duration: float | None = None
+    ok: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +150,21 @@ class Notice:
     text: str
     withdraws: str = ""
     """The id of a question that Hermes no longer wants answered."""
-    kind: Literal["retrying", "other"] = "other"
+    kind: NoticeKind = "other"
+    attempt: int | None = None
+    """Which repetition of a failed model call this is, and of how many."""
+    of: int | None = None
+    from_model: str = ""
+    """The models of a fallback."""
+    to_model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What the turn has used so far. Each replaces the one before it; the peer sees the last."""
+
+    usage: Usage
+    context: Context | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,21 +194,37 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class Completed:
     text: str
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage | None = None
+    context: Context | None = None
+    incomplete: bool = False
+    """Whether Hermes's limit of model calls cut the turn, so that the text is a summary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
     failure: TurnFailure
+    usage: Usage | None = None
+    context: Context | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Canceled:
-    pass
+    usage: Usage | None = None
+    context: Context | None = None
 
 
 End = Completed | Failed | Canceled
-TurnEvent = TextDelta | ToolProgress | Notice | FileProduced | Question | End
+TurnEvent = (
+    TextDelta
+    | Reasoning
+    | ToolProgress
+    | SubagentProgress
+    | Notice
+    | Spent
+    | FileProduced
+    | Question
+    | End
+)
 
 
 def is_last(event: TurnEvent) -> TypeGuard[End]:

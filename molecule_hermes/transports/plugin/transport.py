@@ -59,6 +59,8 @@ _SENDS = 5
 _CONNECTIONS = 64
 _REFUSED_LIMIT = 2
 """After this many refused connections in a row, Hermes counts as dead."""
+_WANTS = ("subagent", "usage")
+"""Callbacks that every turn takes, but that a plugin must not send to an older bridge."""
 _SILENT_LIMIT = 10
 """After this many unanswered health checks in a row, Hermes counts as frozen."""
 
@@ -257,6 +259,7 @@ class PluginTransport:
             ),
             bridge=self._name,
             system_prompt=turn.system_prompt,
+            wants=(*_WANTS, *sorted(turn.extensions)),
         )
 
     def _lost(self, sends: int) -> TurnFailure:
