@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -301,3 +303,17 @@ async def test_operators_see_tokens_and_cost_by_model(stack: Stack, alice: Clien
     assert grown('tokens_total{kind="output",model="second"}') == 3
     assert grown('tokens_total{kind="input",model="second"}') == 10
     assert grown('cost_usd_total{model="molecule-demo"}') == pytest.approx(0.08)
+
+
+# The last test: it kills the Hermes of this module.
+@pytest.mark.feature(Feature.TOKENS_OF_CANCELS)
+async def test_a_turn_whose_hermes_dies_says_what_it_used(stack: Stack, alice: Client) -> None:
+    turn, killed = Turn(), False
+    async for event in alice.send_message(message("demo:run sleep 30")):
+        turn.add(event)
+        if not killed and any("tool" in data for data in turn.data):
+            killed = True
+            os.kill(stack.hermes_pid(), signal.SIGKILL)
+    assert turn.failure["kind"] == "interrupted"
+    assert turn.figures["usage"]["inputTokens"] == 10
+    assert turn.figures["context"]["used"] == 10
