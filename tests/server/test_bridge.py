@@ -88,9 +88,9 @@ async def test_the_card_says_what_works_and_no_more(bridge: StartBridge) -> None
     ):
         card = (await http.get(b.url + CARD)).json()
     assert (card["name"], card["description"]) == ("Dora", "helps")
-    (extension,) = card["capabilities"].pop("extensions")
-    assert extension["uri"] in EXTENSIONS.read_text(encoding="utf-8")
-    assert not extension.get("required")
+    for extension in card["capabilities"].pop("extensions"):
+        assert f"## `{extension['uri']}`" in EXTENSIONS.read_text(encoding="utf-8")
+        assert not extension.get("required")
     assert card["capabilities"] == {"streaming": True, "pushNotifications": True}
     assert {i["url"] for i in card["supportedInterfaces"]} == {b.url}
     assert card["defaultInputModes"][0] == card["defaultOutputModes"][0] == "text/plain"
