@@ -188,7 +188,8 @@ class Dispatcher:
 
     def model_called(self, turn: Turn, usage: Usage | None) -> None:
         """The turn's agent has got an answer of its model."""
-        self.end_reasoning(turn)
+        if piece := turn.reasoning.end_call():
+            self.offer(turn, Reasoning(), piece)
         turn.model_called(usage)
         turn.context = self._gateway.context(turn) or turn.context
         self._report_usage(turn)

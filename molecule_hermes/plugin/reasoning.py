@@ -25,12 +25,34 @@ class ReasoningText:
     def __init__(self, most: int = _MOST) -> None:
         self._left = most
         self._held = ""
+        self._call: list[str] = []
+        self._last_call = ""
         self.seen = False
         """Whether there was any."""
 
+    def begin_call(self) -> None:
+        """The model is called."""
+        self._call.clear()
+        self._last_call = ""
+
+    def end_call(self) -> str:
+        """The model has answered. Returns what was held back.
+
+        If nobody streams the answer, Hermes now repeats all that the model thought
+        (agent/chat_completion_helpers.py:1267).
+        """
+        self._last_call = "".join(self._call).strip()
+        self._call.clear()
+        return self.rest()
+
     def add(self, text: str) -> str:
         """Takes more text; returns what can be shown now."""
-        self.seen = self.seen or bool(text)
+        if not text or (self._last_call and text.strip() == self._last_call):
+            return ""
+        if self.seen and not self._call:
+            self._held += "\n\n"
+        self.seen = True
+        self._call.append(text)
         self._held += text
         if len(self._held) < _PIECE:
             return ""

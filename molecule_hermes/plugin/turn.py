@@ -118,6 +118,7 @@ class Turn:
         before_run, before, before_provider = self._calls
         self._calls = (run, model, provider)
         self.spending.uses(model, provider)
+        self.reasoning.begin_call()
         if before_run != run or (before, before_provider) == (model, provider):
             return None
         self.fell_back = True

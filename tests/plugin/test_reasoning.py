@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from molecule_hermes.plugin import PLATFORM
 from molecule_hermes.plugin.reasoning import ReasoningText, reasoning_in
 from molecule_hermes.text import redact
+from molecule_hermes.wire import Reasoning
+from tests.support.gateway import callback_server, running_hermes
 
 WORDS = st.sampled_from(["I ", "think\n", "that ", "therefore, ", "世界", " " * 50, "x" * 300])
 
@@ -50,6 +56,36 @@ def test_endless_thoughts_are_cut() -> None:
     assert len(shown) < 1010
 
 
+def test_what_hermes_repeats_after_a_call_is_not_shown_again() -> None:
+    text = ReasoningText()
+    shown = ""
+    for _ in range(2):
+        text.begin_call()
+        shown += text.add("hm") + text.add(" so") + text.end_call()
+        shown += text.add("hm so") + text.rest()
+    # A call that begins with the same word as the last one is another thought.
+    text.begin_call()
+    shown += text.add("hm so") + text.end_call()
+    assert shown == "hm so\n\nhm so\n\nhm so"
+
+
 def test_a_history_that_is_none_holds_no_reasoning() -> None:
     for history in (None, "x", [], ["x"], [{"role": "assistant", "reasoning": 1}]):
         assert reasoning_in(history) == ""
+
+
+@pytest.mark.hermes
+async def test_a_hermes_that_does_not_stream_its_answers_thinks_everything_once(
+    tmp_path: Path,
+) -> None:
+    over = {
+        "streaming": {"enabled": False},
+        "display": {"platforms": {PLATFORM: {"streaming": False}}},
+    }
+    async with running_hermes(tmp_path, over=over) as hermes, callback_server() as callbacks:
+        said = "demo:think first this, then that\ndemo:run echo hi"
+        message = await hermes.say(callbacks, said, wants=("reasoning",))
+        await callbacks.final(message)
+    thought = [c.content for c in callbacks.of(message) if isinstance(c.body, Reasoning)]
+    # The model thinks before the tool call and before the answer.
+    assert "".join(thought) == "first this, then that\n\nfirst this, then that"

@@ -153,6 +153,7 @@ class Hermes:
         message_id: str = "",
         attachments: tuple[Attachment, ...] = (),
         system_prompt: str = "",
+        wants: tuple[str, ...] = (),
     ) -> str:
         message_id = message_id or f"m-{uuid.uuid4().hex}"
         inbound = Inbound(
@@ -164,6 +165,7 @@ class Hermes:
             content=content,
             attachments=attachments,
             system_prompt=system_prompt,
+            wants=wants,
         )
         status, body = await self.post(INBOUND_PATH, inbound.to_json())
         assert (status, body.pop("instance", "") != "", body) == (202, True, {"ok": True})
