@@ -41,11 +41,12 @@ from molecule_hermes.protocol import status as updates
 from molecule_hermes.protocol.active_turn import ActiveTurn
 from molecule_hermes.protocol.data_reply import DataReplies
 from molecule_hermes.protocol.dialogue import Approvals, Dialogue
+from molecule_hermes.protocol.extensions import requested
 from molecule_hermes.protocol.incoming import Attachments, is_whole, without_bytes
 from molecule_hermes.protocol.message_reply import MessageQueue
 from molecule_hermes.protocol.prompts import Prompts
 from molecule_hermes.protocol.recovery import Resumed
-from molecule_hermes.protocol.reply import reply_text
+from molecule_hermes.protocol.reply import REASONING, artifact_text
 from molecule_hermes.protocol.schema_process import SchemaProcesses
 from molecule_hermes.protocol.states import state_name
 from molecule_hermes.protocol.turn_record import TurnRecord
@@ -54,11 +55,13 @@ from molecule_hermes.transports.base import NotSentError, Transport
 from molecule_hermes.turns.model import (
     Canceled,
     Completed,
+    Context,
     End,
     Failed,
     Question,
     Turn,
     TurnEvent,
+    Usage,
     is_last,
 )
 from molecule_hermes.turns.run import State, TurnRun
@@ -174,11 +177,16 @@ class HermesAgentProxyExecutor(AgentExecutor):
         the message that began it."""
         task = context.current_task or Task()
         active = ActiveTurn.create(
-            replace(self._turn(context), message_id=record.message_id),
+            replace(
+                self._turn(context),
+                message_id=record.message_id,
+                extensions=frozenset(record.extensions),
+            ),
             event_queue,
             seconds=max(_LEAST_SECONDS, record.seconds_left),
             accepted=record.accepted,
-            text=reply_text(task),
+            text=artifact_text(task),
+            thought=artifact_text(task, REASONING),
         )
         active.restore(record)
         resumed = Resumed(task, record)
@@ -237,7 +245,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
             await active.abandon()
 
     async def _begin(self, context: RequestContext, event_queue: EventQueue) -> ActiveTurn:
-        turn = self._turn(context)
+        wants = requested(context.requested_extensions, self._transport.features)
+        turn = replace(self._turn(context), extensions=wants)
         config = context.configuration
         accepted = tuple(config.accepted_output_modes) if config is not None else ()
         active = ActiveTurn.create(turn, event_queue, seconds=self._turn_timeout, accepted=accepted)
@@ -316,7 +325,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
     async def _bounded(self, active: ActiveTurn, work: Coroutine[Any, Any, End]) -> End:
         """The turn's end, whatever happens to the work."""
         try:
-            async with active.deadline, active.reply:
+            async with active.deadline, active.reply, active.reasoning:
                 return await work
         except TimeoutError:
             if active.run.stop:
@@ -382,6 +391,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         begun = active.run.state is not State.QUEUED
         last = active.run.end(last)
         state, message = TaskState.TASK_STATE_CANCELED, None
+        await active.reasoning.keep()
         match last:
             case Completed():
                 if active.data is None:
@@ -404,6 +414,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
             figures["durationSeconds"],
             figures.get("firstTextSeconds"),
         )
+        if usage := _spent(active, last)[0]:
+            self._metrics.spent(usage)
 
 
 def _turn(context: RequestContext) -> Turn:
@@ -433,6 +445,19 @@ def _figures(active: ActiveTurn, last: End) -> dict[str, Any]:
     figures: dict[str, Any] = {"durationSeconds": round(now - active.began, 3)}
     if active.first_text is not None:
         figures["firstTextSeconds"] = round(active.first_text - active.began, 3)
-    if isinstance(last, Completed):
-        figures["usage"] = updates.usage(last.usage)
+    usage, context = _spent(active, last)
+    if usage is not None or isinstance(last, Completed):
+        figures["usage"] = updates.usage(usage or Usage())
+    if context is not None:
+        figures["context"] = updates.context(context)
+    if isinstance(last, Completed) and last.incomplete:
+        figures["incomplete"] = True
     return figures
+
+
+def _spent(active: ActiveTurn, last: End) -> tuple[Usage | None, Context | None]:
+    """The figures of the end, else the last ones that Hermes reported: a turn that the bridge
+    ended, or whose Hermes died, has used its tokens all the same."""
+    if last.usage is None and active.spent is not None:
+        return active.spent.usage, active.spent.context
+    return last.usage, last.context

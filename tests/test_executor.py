@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,10 +22,13 @@ from molecule_hermes.storage.memory import MemoryTaskStore
 from molecule_hermes.turns.model import (
     Canceled,
     Completed,
+    Context,
     Failed,
     FileProduced,
     Notice,
     Question,
+    Spent,
+    SubagentProgress,
     TextDelta,
     ToolProgress,
     TurnEvent,
@@ -521,3 +525,109 @@ async def test_any_turn_has_a_legal_history_with_one_end(
         if isinstance(event, TextDelta):
             streamed = event.text if event.replace else streamed + event.text
     assert seen.text == (end.text if isinstance(end, Completed) else streamed)
+
+
+SPENT = Usage(10, 5, 15, "m", 4, 2, "p", 0.25)
+SHOWN = {
+    "inputTokens": 10,
+    "outputTokens": 5,
+    "cachedTokens": 4,
+    "reasoningTokens": 2,
+    "totalTokens": 15,
+    "model": "m",
+    "provider": "p",
+    "costUsd": 0.25,
+}
+
+
+@pytest.mark.parametrize(
+    ("script", "state"),
+    [
+        ([Completed("x", SPENT, Context(7, 100))], "COMPLETED"),
+        ([Failed(Unreachable(), SPENT, Context(7, 100))], "FAILED"),
+        ([Canceled(SPENT, Context(7, 100))], "CANCELED"),
+        # Ends of the bridge's own, after what Hermes has reported.
+        ([Spent(Usage(1, 1, 2, "m")), Spent(SPENT, Context(7, 100)), Unreachable()], "FAILED"),
+        ([Spent(SPENT, Context(7, 100)), RuntimeError("a bug")], "FAILED"),
+        ([Spent(SPENT, Context(7, 100)), 60.0], "FAILED"),
+    ],
+)
+async def test_every_end_says_what_the_turn_used(
+    bridge: StartBridge, script: list[Any], state: str
+) -> None:
+    transport = ScriptedTransport(*script)
+    async with bridge(transport, TURN_TIMEOUT=1) as b, peer(b.url) as client:
+        turn = await ask(client, "hi")
+        task = await client.get_task(GetTaskRequest(id=turn.task_id))
+    assert turn.states[-1] == state
+    assert turn.figures["usage"] == SHOWN
+    assert turn.figures["context"] == {"used": 7, "window": 100}
+    assert task.metadata["usage"]["totalTokens"] == 15
+    assert "incomplete" not in turn.figures
+
+
+async def test_an_end_without_figures_has_none(bridge: StartBridge) -> None:
+    async with bridge(ScriptedTransport(Failed(Unreachable()))) as b, peer(b.url) as client:
+        turn = await ask(client, "hi")
+    assert "usage" not in turn.figures
+    assert "context" not in turn.figures
+
+
+async def test_several_models_are_told_apart(bridge: StartBridge) -> None:
+    small = Usage(1, 1, 2, "small", provider="p")
+    both = replace(SPENT + small, model="m", models=(SPENT, small))
+    transport = ScriptedTransport(Completed("x", both, incomplete=True))
+    async with bridge(transport) as b, peer(b.url) as client:
+        turn = await ask(client, "hi")
+    usage = turn.figures["usage"]
+    assert (usage["model"], usage["totalTokens"]) == ("m", 17)
+    assert "costUsd" not in usage
+    assert [(m["model"], m["totalTokens"]) for m in usage["models"]] == [("m", 15), ("small", 2)]
+    assert turn.figures["incomplete"] is True
+
+
+async def test_progress_has_its_details_in_the_metadata(bridge: StartBridge) -> None:
+    transport = ScriptedTransport(
+        ToolProgress(
+            "read_file",
+            "end",
+            "x",
+            1.5,
+            False,
+            "no",
+            call_id="c1",
+            args={"path": "x", "limit": 3},
+            error="not found",
+            result="nothing",
+        ),
+        SubagentProgress("s1", "look it up", "start"),
+        SubagentProgress("s1", "look it up", "end", 2.0, True),
+        Notice("retry 1 of 2", kind="retrying", attempt=1, of=2),
+        Notice("b takes over", kind="fallback", from_model="a", to_model="b"),
+        Notice("compressed", kind="compressed"),
+        Completed("done"),
+    )
+    async with bridge(transport) as b, peer(b.url) as client:
+        turn = await ask(client, "hi")
+    tool, began, ended, *notices = turn.data
+    assert tool["tool"] == {
+        "tool": "read_file",
+        "phase": "end",
+        "preview": "x",
+        "id": "c1",
+        "args": {"path": "x", "limit": 3},
+        "duration": 1.5,
+        "ok": False,
+        "output": "no",
+        "error": "not found",
+        "result": "nothing",
+    }
+    about = {"id": "s1", "goal": "look it up"}
+    assert began == {"subagent": {**about, "phase": "start"}}
+    assert ended == {"subagent": {**about, "phase": "end", "duration": 2.0, "ok": True}}
+    assert notices == [
+        {"notice": "retry 1 of 2", "kind": "retrying", "attempt": 1, "of": 2},
+        {"notice": "b takes over", "kind": "fallback", "from": "a", "to": "b"},
+        {"notice": "compressed", "kind": "compressed"},
+    ]
+    assert turn.progress[1:3] == ["subagent: look it up", "subagent done in 2.0 s: look it up"]

@@ -18,6 +18,11 @@ and follows directives in it (`docs/demo-model.md` describes them):
     demo:json[=WHEN]      answer with JSON for the schema in the message: at once, `fenced` among
                           other text, when the answer is corrected (`second`), or `never`
     demo:model            answer with the name of the model that was asked for
+    demo:model=NAME       answer requests for that model only
+    demo:flaky=N[:STATUS] fail the first N requests with this message (500), then answer
+    demo:think TEXT       think that before the answer
+    demo:cached=N         report N more prompt tokens, all from the cache
+    demo:loop COMMAND     call the terminal tool again and again, as long as there are tools
     demo:clock            answer with the time at which the first word is written
     demo:empty            answer with an empty text
     demo:silent           answer "[SILENT]"
@@ -37,9 +42,10 @@ import re
 import shlex
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from aiohttp import web
@@ -71,18 +77,26 @@ _FAILURES: Mapping[str, tuple[int, str, str]] = {
 
 OnMessage = Callable[[str], None]
 _ON_MESSAGE: web.AppKey[OnMessage] = web.AppKey("on_message")
+_PRICES: web.AppKey[Mapping[str, str]] = web.AppKey("prices")
+_FAILED: web.AppKey[Counter[str]] = web.AppKey("failed")
+_REMEMBERED = 1000
 
 
 @asynccontextmanager
 async def demo_model(
-    port: int = 0, on_message: OnMessage = lambda text: None
+    port: int = 0,
+    on_message: OnMessage = lambda text: None,
+    prices: Mapping[str, str] | None = None,
 ) -> AsyncIterator[str]:
     """Serves the demo model on loopback; yields its base URL (`http://127.0.0.1:PORT/v1`).
 
-    `on_message` is called with the last user message of each request.
+    `on_message` is called with the last user message of each request. `prices` in US dollars per
+    token (`prompt`, `completion`) are what its list of models says; by default it says nothing.
     """
     app = web.Application(client_max_size=_MAX_BODY)
     app[_ON_MESSAGE] = on_message
+    app[_PRICES] = prices or {}
+    app[_FAILED] = Counter()
     app.router.add_get("/v1/models", _models)
     app.router.add_post("/v1/chat/completions", _completions)
     runner = web.AppRunner(app, shutdown_timeout=1.0)
@@ -105,10 +119,16 @@ class _Answer:
     tools: tuple[_Call, ...] = ()
     pause: float = 0.0
     broken: bool = False
+    thought: str = ""
+    cached: int = 0
+    model: str = DEMO_MODEL
 
 
 async def _models(request: web.Request) -> web.Response:
-    return web.json_response({"object": "list", "data": [{"id": DEMO_MODEL, "object": "model"}]})
+    model: dict[str, Any] = {"id": DEMO_MODEL, "object": "model"}
+    if prices := request.app[_PRICES]:
+        model["pricing"] = dict(prices)
+    return web.json_response({"object": "list", "data": [model]})
 
 
 async def _completions(request: web.Request) -> web.StreamResponse:
@@ -122,19 +142,42 @@ async def _completions(request: web.Request) -> web.StreamResponse:
     last_user = _text(_last_user(messages))
     request.app[_ON_MESSAGE](last_user)
     directives = {name: (value, rest) for name, value, rest in _DIRECTIVE.findall(last_user)}
-    if "fail" in directives:
-        return _error(*_failure(*directives["fail"]))
+    model = str(body.get("model") or DEMO_MODEL)
+    if failure := _failing(directives, last_user, model, request.app[_FAILED]):
+        return _error(*failure)
     if "hang" in directives:
         await asyncio.sleep(3600)
-    if "model" in directives:
-        directives["say"] = ("", str(body.get("model")))
-    answer = _answer(messages, last_user, directives)
+    if "model" in directives and not directives["model"][0]:
+        directives["say"] = ("", model)
+    answer = replace(
+        _answer(messages, last_user, directives, has_tools=bool(body.get("tools"))),
+        thought=directives.get("think", ("", ""))[1],
+        cached=int(_number(directives.get("cached", ("", ""))[0], 0)),
+        model=model,
+    )
     if body.get("stream"):
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         with contextlib.suppress(ConnectionError):  # the client has disconnected
             await _stream(request, response, answer)
         return response
     return web.json_response(_whole(answer))
+
+
+def _failing(
+    directives: Mapping[str, tuple[str, str]], text: str, model: str, failed: Counter[str]
+) -> tuple[int, str, str] | None:
+    """The failure with which a request is answered; None if it is not to fail."""
+    if "fail" in directives:
+        return _failure(*directives["fail"])
+    if directives.get("model", ("", ""))[0] not in ("", model):
+        return 404, "model_not_found", f"The model `{model}` does not exist."
+    times, _, status = directives.get("flaky", ("0", ""))[0].partition(":")
+    if failed[text] >= _number(times, 1):
+        return None
+    if len(failed) > _REMEMBERED:
+        failed.clear()
+    failed[text] += 1
+    return _FAILURES.get(status, _FAILURES["500"])
 
 
 def _failure(cause: str, text: str) -> tuple[int, str, str]:
@@ -146,7 +189,11 @@ def _failure(cause: str, text: str) -> tuple[int, str, str]:
 
 
 def _answer(
-    messages: list[dict[str, Any]], last_user: str, directives: Mapping[str, tuple[str, str]]
+    messages: list[dict[str, Any]],
+    last_user: str,
+    directives: Mapping[str, tuple[str, str]],
+    *,
+    has_tools: bool,
 ) -> _Answer:
     pause = _number(directives["slow"][0], 0.15) if "slow" in directives else 0.0
     fixed = {
@@ -159,6 +206,10 @@ def _answer(
         return _Answer(fixed[name], pause=pause)
     tools = _tools(last_user, directives)
     results = _results(messages)
+    if "loop" in directives and has_tools:
+        # Hermes stops an agent that repeats the same call.
+        command = f"{directives['loop'][1] or 'true'} # {len(messages)}"
+        tools, results = (("terminal", {"command": command}),), []
     how = _json_directive(messages, last_user, directives)
     if how is not None and (results or not tools):
         return _Answer(json_answer(how, last_user), pause=pause)
@@ -301,9 +352,16 @@ def _error(status: int, code: str, message: str) -> web.Response:
     )
 
 
-def _usage(answer: _Answer) -> dict[str, int]:
-    words = len(answer.text.split())
-    return {"prompt_tokens": 10, "completion_tokens": words, "total_tokens": 10 + words}
+def _usage(answer: _Answer) -> dict[str, Any]:
+    """A word is a token, and a prompt has 10 more than those from the cache."""
+    thought = len(answer.thought.split())
+    prompt, words = 10 + answer.cached, len(answer.text.split()) + thought
+    usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": words}
+    if answer.cached:
+        usage["prompt_tokens_details"] = {"cached_tokens": answer.cached}
+    if thought:
+        usage["completion_tokens_details"] = {"reasoning_tokens": thought}
+    return usage | {"total_tokens": prompt + words}
 
 
 def _tool_calls(answer: _Answer) -> list[dict[str, Any]]:
@@ -320,6 +378,8 @@ def _tool_calls(answer: _Answer) -> list[dict[str, Any]]:
 
 def _whole(answer: _Answer) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    if answer.thought:
+        message["reasoning_content"] = answer.thought
     if answer.tools:
         message["tool_calls"] = _tool_calls(answer)
     finish = "tool_calls" if answer.tools else "stop"
@@ -327,7 +387,7 @@ def _whole(answer: _Answer) -> dict[str, Any]:
         "id": "chatcmpl-demo",
         "object": "chat.completion",
         "created": int(time.time()),
-        "model": DEMO_MODEL,
+        "model": answer.model,
         "choices": [{"index": 0, "message": message, "finish_reason": finish}],
         "usage": _usage(answer),
     }
@@ -341,13 +401,16 @@ async def _stream(request: web.Request, response: web.StreamResponse, answer: _A
             "id": "chatcmpl-demo",
             "object": "chat.completion.chunk",
             "created": int(time.time()),
-            "model": DEMO_MODEL,
+            "model": answer.model,
             "choices": [{"index": 0, "delta": delta, "finish_reason": finish}],
             **extra,
         }
         await response.write(f"data: {json.dumps(data)}\n\n".encode())
 
     await chunk({"role": "assistant"})
+    for word in re.findall(r"\S+\s*|\s+", answer.thought):
+        await chunk({"reasoning_content": word})
+        await asyncio.sleep(answer.pause)
     for word in re.findall(r"\S+\s*|\s+", answer.text):
         await chunk({"content": word})
         if answer.pause:

@@ -26,6 +26,7 @@ from gateway.platforms.base import (
 
 from molecule_hermes.errors import InternalFailure
 from molecule_hermes.plugin import hermes_api, prompts
+from molecule_hermes.plugin.agent_watch import AgentWatch
 from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.endpoints import application
 from molecule_hermes.plugin.file_delivery import FileDelivery, not_available
@@ -43,6 +44,7 @@ from molecule_hermes.plugin.sweeper import Sweeper
 from molecule_hermes.plugin.turn import Question, Turn
 from molecule_hermes.plugin.work_folders import WorkFolders
 from molecule_hermes.text import redact
+from molecule_hermes.wire import Context
 
 __all__ = ["MoleculeAdapter"]
 
@@ -68,6 +70,7 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
         self._settings = PluginSettings()
         self._outbox = Outbox()
         self._dispatcher = Dispatcher(self, Ledger(), self._outbox)
+        self._watch = AgentWatch(None, self._dispatcher, self)
         self._site: web.AppRunner | None = None
         self._folders: WorkFolders | None = None
         self._kept = KeptFiles(Path(get_document_cache_dir()))
@@ -98,6 +101,8 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
         self._kept = KeptFiles(Path(get_document_cache_dir()), settings.kept)
         self._sweeper = Sweeper(self._kept.sweep)
         self._sweeper.open()
+        self._watch = AgentWatch(self.gateway_runner, self._dispatcher, self)
+        self._watch.attach()
         self._outbox.open()
         self._hooks.attach(self)
         hermes_api.report_connected(self)
@@ -107,6 +112,7 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
         # Hermes allows 5 s for this (run.py:70).
         hermes_api.report_disconnected(self)
         self._hooks.detach(self)
+        self._watch.detach()
         if self._folders is not None:
             self._folders.detach(self.gateway_runner)
         await self._dispatcher.close()
@@ -175,6 +181,9 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
     def approvals(self, session_key: str) -> Sequence[tuple[str, str]]:
         return hermes_api.open_approvals(session_key)
 
+    def context(self, turn: Turn) -> Context | None:
+        return self._watch.context(turn)
+
     def approve(self, session_key: str, choice: str) -> bool:
         return hermes_api.resolve_approval(session_key, choice)
 
@@ -225,6 +234,9 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
     def find(self, message_id: str) -> Turn | None:
         return self._dispatcher.find(message_id)
 
+    def on_agent_start(self, message_id: str) -> None:
+        self._watch.begin(message_id)
+
     def _apply(self, message_id: str, effect: Effect) -> None:
         if turn := self._dispatcher.find(message_id):
             effect(self._dispatcher, turn)
@@ -264,7 +276,7 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
             known = self._dispatcher.push(chat_id, content)
             return sent() if known else not_sent("the peer of this chat is unknown")
         if reply_to != turn.message_id:
-            self._dispatcher.notice(turn, content)
+            self._dispatcher.remark(turn, content)
             return sent()
         turn.reply = content
         # Inside the turn this is the end of a streamed segment; after it, the reply itself.
@@ -279,6 +291,7 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
         self, chat_id: str, draft_id: int, content: str, metadata: Any = None
     ) -> Any:
         if turn := self._dispatcher.owner(chat_id, current_message_id()):
+            self._dispatcher.end_reasoning(turn)
             self._dispatcher.emit(turn, turn.draft(draft_id, content))
         return sent()
 

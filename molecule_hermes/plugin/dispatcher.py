@@ -31,9 +31,13 @@ from molecule_hermes.wire import (
     Body,
     Callback,
     Clarify,
+    Context,
     Inbound,
     Notice,
     Push,
+    Reasoning,
+    Spent,
+    Usage,
 )
 
 __all__ = ["Dispatcher", "Gateway", "NotAChoiceError", "NotFoundError"]
@@ -44,6 +48,9 @@ _POLL = 0.01
 _LOST_AFTER = 3
 """Seconds without a session in Hermes after which a turn counts as lost."""
 _STOP_TIMEOUT = 10.0
+_REMARK = Notice()
+_FALLBACK = ("🔄 Primary model failed", "🔄 Switched to fallback model")
+"""How Hermes reports a fallback (agent/chat_completion_helpers.py:1871), after the fact."""
 
 
 class NotFoundError(LookupError):
@@ -75,6 +82,9 @@ class Gateway(Protocol):
 
     def approvals(self, session_key: str) -> Sequence[tuple[str, str]]:
         """`Question.shown` of the approvals that Hermes waits for, oldest first."""
+
+    def context(self, turn: Turn) -> Context | None:
+        """How full the context of the turn's model is, where it is known."""
 
     def approve(self, session_key: str, choice: str) -> bool:
         """Answers the oldest approval of the session; False if none waits."""
@@ -191,6 +201,9 @@ class Dispatcher:
     def find(self, message_id: str) -> Turn | None:
         return self._ledger.find(message_id)
 
+    def running(self) -> list[Turn]:
+        return [turn for turn in self._ledger.unfinished() if turn.started]
+
     def owner(self, chat_id: str, *message_ids: str | None) -> Turn | None:
         """The turn to which something sent to a chat belongs; None if it is over.
 
@@ -209,8 +222,44 @@ class Dispatcher:
         if callback is not None and not turn.canceled:
             self._post(turn, callback)
 
-    def notice(self, turn: Turn, text: str) -> None:
-        self.emit(turn, turn.callback(Notice(), redact(text)))
+    def notice(self, turn: Turn, text: str, about: Notice = _REMARK) -> None:
+        self.emit(turn, turn.callback(about, redact(text)))
+
+    def remark(self, turn: Turn, text: str) -> None:
+        """Passes on what Hermes itself says about the turn, unless the peer knows it."""
+        if not (turn.fell_back and text.startswith(_FALLBACK)):
+            self.notice(turn, text)
+
+    def offer(self, turn: Turn, body: Body, text: str = "") -> None:
+        """Emits what only a bridge gets that wants it."""
+        if turn.wants(body.type):
+            self.emit(turn, turn.callback(body, text))
+
+    def model_called(self, turn: Turn, usage: Usage | None) -> None:
+        """The turn's agent has got an answer of its model."""
+        if piece := turn.reasoning.end_call():
+            self.offer(turn, Reasoning(), piece)
+        turn.model_called(usage)
+        turn.context = self._gateway.context(turn) or turn.context
+        self._report_usage(turn)
+
+    def subagent_called(self, turn: Turn, usage: Usage) -> None:
+        turn.spending.add(usage, of_agent=False)
+        self._report_usage(turn)
+
+    def _report_usage(self, turn: Turn) -> None:
+        if (usage := turn.usage) is not None:
+            self.offer(turn, Spent(usage, turn.context))
+
+    def reason(self, turn: Turn, text: str) -> None:
+        """The model thinks."""
+        if piece := turn.reasoning.add(text):
+            self.offer(turn, Reasoning(), piece)
+
+    def end_reasoning(self, turn: Turn) -> None:
+        """The model does not go on thinking for now."""
+        if piece := turn.reasoning.rest():
+            self.offer(turn, Reasoning(), piece)
 
     def refuse(self, turn: Turn, reason: str) -> None:
         """Reports a file that is not delivered: now to the peer, with the next message to the
@@ -265,6 +314,7 @@ class Dispatcher:
         """Ends the turn and posts its final; does nothing if it has ended."""
         if failure is not None and turn.failure is None:
             turn.failure = failure
+        self.end_reasoning(turn)
         final = final_of(turn)
         if self._ledger.finish(turn):
             self._post(turn, final)

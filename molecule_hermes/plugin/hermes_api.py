@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -23,13 +23,17 @@ __all__ = [
     "add_event_handler",
     "can_show_image",
     "clear_questions",
+    "context_of",
+    "cost_of",
     "current_message_id",
     "enter_folder",
     "has_agent",
     "has_session",
     "hermes_home",
+    "is_background_review",
     "is_interrupted",
     "lend_api_key",
+    "listen_to_reasoning",
     "open_approvals",
     "path_for_tools",
     "remove_event_handler",
@@ -38,6 +42,7 @@ __all__ = [
     "report_fatal",
     "resolve_approval",
     "resolve_clarify",
+    "session_id_of",
     "session_key_of",
     "state",
     "strip_from_tools",
@@ -127,6 +132,50 @@ def report_fatal(adapter: Any, code: str, message: str) -> None:
     adapter._set_fatal_error(code, message, retryable=False)
 
 
+# The agent of a session.
+
+
+def _agent(runner: Any, session_key: str) -> Any:
+    """The session's agent; None if it has none.
+
+    `GatewayRunner._agent_cache` (gateway/run.py:3259) holds tuples that begin with the agent, from
+    before its first turn until it has been idle for long.
+    """
+    cached = runner._agent_cache.get(session_key) if runner is not None else None
+    return cached[0] if isinstance(cached, tuple) and cached else None
+
+
+def listen_to_reasoning(
+    runner: Any, session_key: str, callback: Callable[[str], None] | None
+) -> None:
+    """Has the session's agent call this with each piece of its model's reasoning, or nothing.
+
+    `AIAgent.reasoning_callback` (run_agent.py:5223); the gateway sets none itself.
+    """
+    agent = _agent(runner, session_key)
+    if agent is not None:
+        agent.reasoning_callback = callback
+
+
+def context_of(runner: Any, session_key: str) -> tuple[int, int] | None:
+    """The tokens of the session's last prompt and of its model's context window.
+
+    `AIAgent.context_compressor` with `last_prompt_tokens` (agent/turn_finalizer.py:539) and
+    `context_length` (agent/conversation_loop.py:2268).
+    """
+    compressor = getattr(_agent(runner, session_key), "context_compressor", None)
+    used = getattr(compressor, "last_prompt_tokens", None)
+    window = getattr(compressor, "context_length", None)
+    if not isinstance(used, int) or not isinstance(window, int) or used < 0 or window <= 0:
+        return None
+    return used, window
+
+
+def session_id_of(runner: Any, session_key: str) -> str:
+    """The id under which the session's agent stores its messages now; a compression changes it."""
+    return str(getattr(_agent(runner, session_key), "session_id", None) or "")
+
+
 # Events.
 
 
@@ -156,6 +205,32 @@ def current_message_id() -> str:
     from gateway.session_context import get_session_env
 
     return str(get_session_env("HERMES_SESSION_MESSAGE_ID") or "")
+
+
+def is_background_review() -> bool:
+    """Whether this thread runs Hermes's review of a turn that has ended.
+
+    `is_background_review` (tools/skill_provenance.py:75), set at agent/turn_context.py:308.
+    """
+    from tools.skill_provenance import is_background_review as reviews
+
+    return bool(reviews())
+
+
+def cost_of(model: str, provider: str, base_url: str, usage: Mapping[str, Any]) -> float | None:
+    """What a model call cost in US dollars; None if Hermes does not know the price.
+
+    `estimate_usage_cost` (agent/usage_pricing.py:1202), which Hermes itself has just called with
+    the same figures (agent/conversation_loop.py:2311), so that it knows the prices by now.
+    """
+    from agent.usage_pricing import CanonicalUsage, estimate_usage_cost
+
+    kinds = ("input", "output", "cache_read", "cache_write", "reasoning")
+    counts = {f"{kind}_tokens": int(usage.get(f"{kind}_tokens") or 0) for kind in kinds}
+    cost = estimate_usage_cost(
+        model, CanonicalUsage(**counts), provider=provider, base_url=base_url
+    ).amount_usd
+    return None if cost is None else float(cost)
 
 
 def enter_folder(folder: Path, session_id: str) -> None:

@@ -9,32 +9,40 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
+from molecule_hermes.plugin import tool_calls
 from molecule_hermes.plugin.dispatcher import Dispatcher
-from molecule_hermes.plugin.hermes_api import current_message_id
+from molecule_hermes.plugin.hermes_api import current_message_id, is_background_review
+from molecule_hermes.plugin.reasoning import reasoning_in
 from molecule_hermes.plugin.settings import PLATFORM
+from molecule_hermes.plugin.spending import model_of, usage_of
+from molecule_hermes.plugin.subagents import SubagentRecord, Subagents
 from molecule_hermes.plugin.turn import Turn
 from molecule_hermes.plugin.verdict import provider_failure
-from molecule_hermes.text import redact
-from molecule_hermes.wire import Tool, Usage
+from molecule_hermes.wire import Notice, Subagent
 
 __all__ = ["Effect", "Hooks", "Listener"]
 
 Effect: TypeAlias = Callable[[Dispatcher, Turn], None]
 
-_PREVIEW = 200
-_PARSED = 2**20
-"""A longer result is not parsed: the agent's thread would wait for it."""
+_SUBAGENT = "subagent"
+"""The platform of a subagent (tools/delegate_tool.py:1382)."""
+_TOOL_DETAIL = "tool_detail"
+_REASONING = "reasoning"
 _CLARIFY = "clarify"
 """The tool with which the agent asks. Only its end shows that it gave up waiting."""
 
 
 class Listener(Protocol):
-    def on_hook(self, message_id: str, effect: Effect) -> None:
-        """Called from any thread."""
+    """Called from any thread."""
+
+    def on_hook(self, message_id: str, effect: Effect) -> None: ...
+
+    def on_agent_start(self, message_id: str) -> None:
+        """Called in the agent's thread, before it calls its model."""
 
     def find(self, message_id: str) -> Turn | None:
         """The turn of a message that is not finished. Called from any thread."""
@@ -45,10 +53,16 @@ class Hooks:
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
+        self._subagents = Subagents()
 
     def register(self, ctx: Any) -> None:
         for name, read in _READERS.items():
             ctx.register_hook(name, functools.partial(self._called, read))
+        ctx.register_hook("post_api_request", self._model_called)
+        ctx.register_hook("subagent_start", self._subagent_started)
+        ctx.register_hook("subagent_stop", self._subagent_ended)
+        # Of all that Hermes calls before a request, only this does not copy the request.
+        ctx.register_middleware("llm_execution", self._call_model)
 
     def attach(self, listener: Listener) -> None:
         self._listeners.append(listener)
@@ -64,16 +78,66 @@ class Hooks:
         return next((turn for turn in turns if turn is not None), None)
 
     def _called(self, read: Callable[[Mapping[str, Any]], Effect | None], **given: Any) -> None:
-        message_id = current_message_id()
-        # A subagent runs in its parent's context, under the platform "subagent"
-        # (tools/delegate_tool.py:1382): its text is not the turn's answer.
-        if not message_id or given.get("platform", PLATFORM) != PLATFORM:
+        message_id = _message_of(given)
+        if not message_id:
             return
-        effect = read(given)
-        if effect is None:
+        if read is _agent_started:
+            for listener in list(self._listeners):
+                listener.on_agent_start(message_id)
+        self._pass_on(message_id, read(given))
+
+    def _call_model(self, next_call: Callable[[], Any], **given: Any) -> Any:
+        if message_id := _message_of(given):
+            self._pass_on(message_id, _model_is_called(given))
+        return next_call()
+
+    def _model_called(self, **given: Any) -> None:
+        if given.get("platform") != _SUBAGENT:
+            self._called(_model_answered, **given)
+        elif usage := usage_of(given):
+            message_id = self._subagents.message_of(given.get("session_id"))
+            self._pass_on(
+                message_id, lambda dispatcher, turn: dispatcher.subagent_called(turn, usage)
+            )
+
+    def _subagent_started(self, **given: Any) -> None:
+        if is_background_review():
             return
-        for listener in list(self._listeners):
-            listener.on_hook(message_id, effect)
+        # A subagent of a subagent starts in a thread without the message's context.
+        parent = self._subagents.message_of(given.get("parent_session_id"))
+        session_id, message_id = given.get("child_session_id"), current_message_id() or parent
+        if not message_id or not isinstance(session_id, str):
+            return
+        goal = tool_calls.brief(str(given.get("child_goal") or ""))
+        record = SubagentRecord(message_id, str(given.get("child_subagent_id") or session_id), goal)
+        self._subagents.add(session_id, record)
+        body = Subagent(record.subagent_id, goal, "start")
+        self._pass_on(message_id, lambda dispatcher, turn: dispatcher.offer(turn, body))
+
+    def _subagent_ended(self, **given: Any) -> None:
+        record = self._subagents.get(given.get("child_session_id"))
+        if record is None:
+            return
+        took, ok = given.get("duration_ms"), given.get("child_status") == "completed"
+        seconds = max(0.0, took / 1000) if isinstance(took, int | float) else None
+        body = Subagent(record.subagent_id, record.goal, "end", seconds, ok)
+        self._pass_on(record.message_id, lambda dispatcher, turn: dispatcher.offer(turn, body))
+
+    def _pass_on(self, message_id: str, effect: Effect | None) -> None:
+        if effect is not None and message_id:
+            for listener in list(self._listeners):
+                listener.on_hook(message_id, effect)
+
+
+def _message_of(given: Mapping[str, Any]) -> str:
+    """The message for whose turn a hook is called; empty if it is not called for a turn's agent.
+
+    A subagent's text is not the turn's answer. Nor is that of Hermes's background review, which
+    runs after a turn as a copy of its agent, in its context, and may end before the turn does.
+    """
+    if given.get("platform", PLATFORM) != PLATFORM or is_background_review():
+        return ""
+    return current_message_id()
 
 
 def _agent_started(given: Mapping[str, Any]) -> Effect:
@@ -85,8 +149,17 @@ def _agent_started(given: Mapping[str, Any]) -> Effect:
 
 def _answered(given: Mapping[str, Any]) -> Effect:
     text = str(given.get("assistant_response") or "")
-    written = text.strip() in _last_words(given.get("conversation_history"))
-    return lambda dispatcher, turn: turn.answered(text, written=written)
+    history = given.get("conversation_history")
+    written = text.strip() in _last_words(history)
+    reasoning = reasoning_in(history)
+
+    def effect(dispatcher: Dispatcher, turn: Turn) -> None:
+        turn.answered(text, written=written)
+        if turn.wants(_REASONING) and not turn.reasoning.seen:
+            dispatcher.reason(turn, reasoning)
+            dispatcher.end_reasoning(turn)
+
+    return effect
 
 
 def _last_words(history: object) -> str:
@@ -97,9 +170,22 @@ def _last_words(history: object) -> str:
     return words if isinstance(words, str) else ""
 
 
-def _model_called(given: Mapping[str, Any]) -> Effect:
-    usage = _usage(given)
-    return lambda dispatcher, turn: turn.model_called(usage)
+def _model_is_called(given: Mapping[str, Any]) -> Effect:
+    model, provider = model_of(given)
+    run = str(given.get("turn_id") or "")
+
+    def effect(dispatcher: Dispatcher, turn: Turn) -> None:
+        if models := turn.calls_model(model, provider, run):
+            before, now = models
+            about = Notice(kind="fallback", from_model=before, to_model=now)
+            dispatcher.notice(turn, f"the model {before} failed; {now} takes its place", about)
+
+    return effect
+
+
+def _model_answered(given: Mapping[str, Any]) -> Effect:
+    usage = usage_of(given)
+    return lambda dispatcher, turn: dispatcher.model_called(turn, usage)
 
 
 def _model_failed(given: Mapping[str, Any]) -> Effect:
@@ -113,52 +199,50 @@ def _model_failed(given: Mapping[str, Any]) -> Effect:
 
     def effect(dispatcher: Dispatcher, turn: Turn) -> None:
         turn.model_failed(failure)
-        if retry:
-            dispatcher.notice(turn, f"the model call failed ({failure.kind}); {retry}")
+        if retry is not None:
+            text = f"the model call failed ({failure.kind}); retry {retry.attempt} of {retry.of}"
+            dispatcher.notice(turn, text, retry)
 
     return effect
 
 
-def _retry(given: Mapping[str, Any]) -> str:
-    """Which of its retries Hermes makes next; "" if it makes none.
+def _retry(given: Mapping[str, Any]) -> Notice | None:
+    """Which of its retries Hermes makes next; None if it makes none.
 
     Hermes keeps its own notices about retries from platforms such as ours (gateway/run.py:74).
     """
     failed, attempts = given.get("retry_count"), given.get("max_retries")
     if not given.get("retryable") or not isinstance(failed, int) or not isinstance(attempts, int):
-        return ""
-    return f"retry {failed + 1} of {attempts - 1}" if failed + 1 < attempts else ""
-
-
-def _session_ended(given: Mapping[str, Any]) -> Effect | None:
-    if not given.get("interrupted"):
         return None
+    if failed + 1 >= attempts:
+        return None
+    return Notice(kind="retrying", attempt=failed + 1, of=attempts - 1)
+
+
+def _session_ended(given: Mapping[str, Any]) -> Effect:
+    interrupted = bool(given.get("interrupted"))
+    # Hermes spent the model calls it allows for a turn and asked for a summary
+    # (agent/turn_finalizer.py:195).
+    incomplete = given.get("completed") is False and not interrupted
 
     def effect(dispatcher: Dispatcher, turn: Turn) -> None:
-        turn.interrupted = True
+        turn.interrupted |= interrupted
+        turn.incomplete = incomplete
 
     return effect
 
 
 def _tool_started(given: Mapping[str, Any]) -> Effect:
-    tool = Tool(str(given.get("tool_name") or "tool")[:_PREVIEW], "start", _preview(given))
+    tool = tool_calls.started(given)
     return lambda dispatcher, turn: dispatcher.emit(turn, turn.callback(tool))
 
 
 def _tool_ended(given: Mapping[str, Any]) -> Effect:
-    took = given.get("duration_ms")
-    seconds = max(0.0, took / 1000) if isinstance(took, int | float) else None
-    tool = Tool(
-        str(given.get("tool_name") or "tool")[:_PREVIEW],
-        "end",
-        _preview(given),
-        duration=seconds,
-        ok=given.get("status") == "ok",
-        output=_output(given),
-    )
+    tool = tool_calls.ended(given)
 
     def effect(dispatcher: Dispatcher, turn: Turn) -> None:
-        dispatcher.emit(turn, turn.callback(tool))
+        shown = tool if turn.wants(_TOOL_DETAIL) else replace(tool, result="")
+        dispatcher.emit(turn, turn.callback(shown))
         if tool.tool == _CLARIFY:
             dispatcher.clarified(turn)
 
@@ -174,49 +258,9 @@ def _approval_answered(given: Mapping[str, Any]) -> Effect | None:
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], Effect | None]] = {
     "pre_llm_call": _agent_started,
     "post_llm_call": _answered,
-    "post_api_request": _model_called,
     "api_request_error": _model_failed,
     "on_session_end": _session_ended,
     "pre_tool_call": _tool_started,
     "post_tool_call": _tool_ended,
     "post_approval_response": _approval_answered,
 }
-
-
-def _preview(given: Mapping[str, Any]) -> str:
-    """The arguments of the call on one line."""
-    arguments = given.get("args")
-    if not isinstance(arguments, Mapping) or not arguments:
-        return ""
-    first = next(iter(arguments.values()))
-    text = first if isinstance(first, str) else json.dumps(arguments, default=str)
-    return _brief(text)
-
-
-def _output(given: Mapping[str, Any]) -> str:
-    """The beginning of the tool's result on one line; most tools return JSON with an `output`."""
-    result = given.get("result")
-    text = result if isinstance(result, str) else json.dumps(result, default=str) if result else ""
-    if len(text) < _PARSED:
-        with contextlib.suppress(ValueError, RecursionError):
-            parsed = json.loads(text)
-            if isinstance(parsed, dict) and isinstance(parsed.get("output"), str):
-                text = parsed["output"] or text
-    return _brief(text)
-
-
-def _brief(text: str) -> str:
-    # Lone surrogates, which JSON allows, are refused on the wire.
-    readable = text[: 10 * _PREVIEW].encode("utf-8", "replace").decode()
-    text = redact(" ".join(readable.split()))
-    return text if len(text) <= _PREVIEW else text[: _PREVIEW - 1] + "…"
-
-
-def _usage(given: Mapping[str, Any]) -> Usage | None:
-    usage = given.get("usage")
-    if not isinstance(usage, Mapping):
-        return None
-    total, prompt, output = (
-        int(usage.get(name) or 0) for name in ("total_tokens", "prompt_tokens", "output_tokens")
-    )
-    return Usage(prompt, output, total, str(given.get("response_model") or given.get("model")))

@@ -14,13 +14,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from molecule_hermes.wire import Callback, Delta, File, Final, Notice, Tool
+from molecule_hermes.wire import (
+    Callback,
+    Delta,
+    File,
+    Final,
+    Notice,
+    Reasoning,
+    Spent,
+    Subagent,
+    Tool,
+)
 
 __all__ = ["Journal", "Journals", "size_of"]
 
 log = logging.getLogger(__name__)
 
-_TRANSIENT = (Notice, Tool)
+_TRANSIENT = (Notice, Reasoning, Spent, Subagent, Tool)
 """What may be dropped for want of room. Text stays: it is short once it is joined."""
 _LOOSE = 64
 """More pieces of text than these are joined into one, if the bridge has them."""
@@ -300,17 +310,21 @@ def _replaces(callback: Callback) -> bool:
 
 
 def _merged(mine: Callback, later: Callback) -> Callback | None:
-    """Two pieces of text as one; None for anything else."""
-    if not (isinstance(mine.body, Delta) and isinstance(later.body, Delta)):
+    """Two pieces of text or of reasoning as one, the later of two figures; None for the rest."""
+    if type(mine.body) is not type(later.body):
         return None
-    if later.body.replace:
+    if isinstance(later.body, Spent) or _replaces(later):
         return replace(later, seq=mine.seq)
-    return replace(mine, content=mine.content + later.content)
+    if isinstance(later.body, Delta | Reasoning):
+        return replace(mine, content=mine.content + later.content)
+    return None
 
 
 def size_of(callback: Callback) -> int:
     """Approximate bytes of a callback in memory."""
     body = callback.body
     data = len(body.data or b"") if isinstance(body, File) else 0
-    shown = len(body.preview) + len(body.output) if isinstance(body, Tool) else 0
+    shown = 0
+    if isinstance(body, Tool):
+        shown = len(body.preview) + len(body.output) + len(body.result) + len(body.error)
     return _OVERHEAD + len(callback.content) + data + shown

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from molecule_hermes.errors import TurnFailure
 from molecule_hermes.plugin.journal import Journal
-from molecule_hermes.wire import Body, Callback, Delta, Inbound, Usage
+from molecule_hermes.plugin.reasoning import ReasoningText
+from molecule_hermes.plugin.spending import Spending
+from molecule_hermes.wire import Body, Callback, Context, Delta, Inbound, Usage
 
 __all__ = ["Question", "Turn"]
 
@@ -57,9 +59,16 @@ class Turn:
     reply: str | None = None
     """What Hermes sent as the reply, which may be an apology of its own."""
     failure: TurnFailure | None = None
-    usage: Usage | None = None
     runtime: tuple[str, ...] = ()
     """The model and its provider with which the turn began. Set by the agent's thread."""
+    spending: Spending = field(default_factory=Spending)
+    context: Context | None = None
+    incomplete: bool = False
+    """Whether the agent spent all its model calls, so that the answer is a summary."""
+    reasoning: ReasoningText = field(default_factory=ReasoningText)
+    fell_back: bool = False
+    """Whether Hermes changed to a fallback model."""
+    _calls: tuple[str, str, str] = ("", "", "")
     _draft: object = None
     _streamed: str = ""
 
@@ -70,6 +79,14 @@ class Turn:
     @property
     def chat_id(self) -> str:
         return self.inbound.chat_id
+
+    @property
+    def usage(self) -> Usage | None:
+        return self.spending.total()
+
+    def wants(self, name: str) -> bool:
+        """Whether the bridge takes this, which not every bridge and not every peer does."""
+        return name in self.inbound.wants
 
     def callback(self, body: Body, content: str = "") -> Callback:
         return Callback(self.chat_id, self.message_id, _encodable(content), body)
@@ -98,11 +115,25 @@ class Turn:
         """A call of the model failed. The turn fails unless a later call succeeds."""
         self.failure = failure
 
+    def calls_model(self, model: str, provider: str, run: str) -> tuple[str, str] | None:
+        """The agent calls this model now. Returns both models if it is another one than before in
+        the same run: Hermes has changed to a fallback."""
+        before_run, before, before_provider = self._calls
+        self._calls = (run, model, provider)
+        self.spending.uses(model, provider)
+        self.reasoning.begin_call()
+        if before_run != run or (before, before_provider) == (model, provider):
+            return None
+        self.fell_back = True
+        if before != model:
+            return before, model
+        return f"{before} ({before_provider})", f"{model} ({provider})"
+
     def model_called(self, usage: Usage | None) -> None:
         """A call of the model succeeded."""
         self.agent_ran, self.failure = True, None
         if usage is not None:
-            self.usage = (self.usage or Usage()) + usage
+            self.spending.add(usage, of_agent=True)
 
     def forget(self) -> None:
         """Keeps only what a push needs: the names and the journal."""

@@ -49,17 +49,18 @@ def provider_failure(error: str, status: int | None, reason: str = "") -> TurnFa
 
 def _judge(turn: Turn) -> tuple[Final, str]:
     if turn.canceled:
-        return Final("canceled", usage=turn.usage), ""
+        return Final("canceled", usage=turn.usage, context=turn.context), ""
     text = turn.reply if turn.answer is None else turn.answer
     failure = _failure(turn) if turn.answer is None else None
     if failure is None and text is not None:
         if _is_silence(text) or (turn.has_files and not text.strip()):
-            return Final(usage=turn.usage, silent=True), ""
+            return Final(usage=turn.usage, context=turn.context, silent=True), ""
         failure = _failure_in_answer(text, written=turn.written)
         if failure is None:
-            return Final(usage=turn.usage), text
+            final = Final(usage=turn.usage, context=turn.context, incomplete=turn.incomplete)
+            return final, text
     problem = Problem.of(failure or Interrupted())
-    return Final("failed", error=problem, usage=turn.usage), ""
+    return Final("failed", error=problem, usage=turn.usage, context=turn.context), ""
 
 
 def _failure(turn: Turn) -> TurnFailure | None:

@@ -15,15 +15,19 @@ from a2a.types import Part
 from molecule_hermes.errors import Busy, Interrupted
 from molecule_hermes.protocol import status as updates
 from molecule_hermes.protocol.output_modes import accepts
-from molecule_hermes.protocol.reply import ReplyArtifact
+from molecule_hermes.protocol.reply import REASONING, ReplyArtifact
 from molecule_hermes.protocol.structured_output import StructuredOutput
 from molecule_hermes.protocol.turn_queue import TurnQueue
 from molecule_hermes.protocol.turn_record import TurnRecord
+from molecule_hermes.turns import model
 from molecule_hermes.turns.model import (
     FileProduced,
     Notice,
     Place,
     Question,
+    Reasoning,
+    Spent,
+    SubagentProgress,
     TextDelta,
     ToolProgress,
     Turn,
@@ -53,6 +57,7 @@ class ActiveTurn:
     queue: TurnQueue
     updater: TaskUpdater
     reply: ReplyArtifact
+    reasoning: ReplyArtifact
     deadline: asyncio.Timeout
     accepted: tuple[str, ...] = ()
     """The media types that the peer accepts; empty if it accepts everything."""
@@ -74,6 +79,8 @@ class ActiveTurn:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     began: float = field(default_factory=time.monotonic)
     first_text: float | None = None
+    spent: Spent | None = None
+    """What Hermes has reported of the turn's usage, for an end that comes without figures."""
     _time_left: float = 0.0
 
     @classmethod
@@ -85,12 +92,15 @@ class ActiveTurn:
         seconds: float,
         accepted: tuple[str, ...] = (),
         text: str = "",
+        thought: str = "",
     ) -> Self:
-        """A turn with that many seconds left. `text` is what the peer has of the reply already."""
+        """A turn with that many seconds left. `text` is what the peer has of the reply already,
+        `thought` what it has of the reasoning."""
         queue = TurnQueue(event_queue)
         updater = TaskUpdater(queue, turn.task_id, turn.context_id)
         reply = ReplyArtifact(updater, text=text, on_flush=queue.advance)
-        return cls(turn, queue, updater, reply, asyncio.timeout(seconds), accepted)
+        reasoning = ReplyArtifact(updater, REASONING, text=thought, on_flush=queue.advance)
+        return cls(turn, queue, updater, reply, reasoning, asyncio.timeout(seconds), accepted)
 
     @property
     def seconds_left(self) -> float:
@@ -118,6 +128,7 @@ class ActiveTurn:
             seconds_left=self.seconds_left,
             first_text=first,
             accepted=self.accepted,
+            extensions=tuple(self.turn.extensions),
             questions=tuple(self._open_questions()),
             asked=tuple(self.run.asked),
         )
@@ -134,17 +145,30 @@ class ActiveTurn:
 
     async def show(self, event: TurnEvent) -> None:
         """Shows the peer an event that is not a question."""
-        if isinstance(event, TextDelta):
-            if self.output is not None:
-                return
-            self.first_text = self.first_text or time.monotonic()
-            await self.reply.add(event.text, replace=event.replace, seq=event.seq)
-            return
-        await self.reply.flush()
-        self.queue.advance(self.run.reached(event.seq))
+        match event:
+            case Spent():
+                self.spent = event
+            case TextDelta():
+                if self.output is None:
+                    await self.reasoning.flush()
+                    self.first_text = self.first_text or time.monotonic()
+                    await self.reply.add(event.text, replace=event.replace, seq=event.seq)
+            case Reasoning():
+                if model.REASONING in self.turn.extensions:
+                    await self.reply.flush()
+                    await self.reasoning.add(event.text, seq=event.seq)
+            case _:
+                await self.reasoning.flush()
+                await self.reply.flush()
+                self.queue.advance(self.run.reached(event.seq))
+                await self._update(event)
+
+    async def _update(self, event: TurnEvent) -> None:
         match event:
             case ToolProgress():
                 await updates.tool(self.updater, event)
+            case SubagentProgress():
+                await updates.subagent(self.updater, event)
             case Notice(text=""):
                 pass  # it only settles a question
             case Notice():

@@ -13,7 +13,7 @@ from molecule_hermes.protocol.active_turn import ActiveTurn
 from molecule_hermes.protocol.schema_process import SchemaProcesses, UnusableSchemaError
 from molecule_hermes.protocol.structured_output import StructuredOutput
 from molecule_hermes.text import shorten
-from molecule_hermes.turns.model import Canceled, Completed, End, Failed, Notice
+from molecule_hermes.turns.model import Canceled, Completed, End, Failed, Notice, Usage
 
 __all__ = ["DataReplies"]
 
@@ -57,7 +57,7 @@ class DataReplies:
         if not isinstance(second, Completed):
             await active.reply.add(answered.text)
             return second
-        second = replace(second, usage=answered.usage + second.usage)
+        second = replace(second, usage=_sum(answered.usage, second.usage))
         return await self.settle(active, second, relay)
 
     async def _take(self, active: ActiveTurn, output: StructuredOutput, text: str) -> str:
@@ -73,6 +73,10 @@ class DataReplies:
         if "value" in verdict:
             active.data = new_data_part(verdict["value"], media_type=_JSON)
         return str(verdict.get("problem", ""))
+
+
+def _sum(first: Usage | None, second: Usage | None) -> Usage | None:
+    return first + second if first is not None and second is not None else first or second
 
 
 async def _refuse(active: ActiveTurn, text: str, problem: str) -> Failed:

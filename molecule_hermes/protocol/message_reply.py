@@ -17,7 +17,7 @@ from a2a.types import Artifact, Message, Part, Role, Task, TaskState
 from google.protobuf import json_format
 
 from molecule_hermes.protocol.incoming import NOTHING_TO_DO
-from molecule_hermes.protocol.reply import REPLY
+from molecule_hermes.protocol.reply import REASONING, REPLY
 from molecule_hermes.protocol.states import rests
 from molecule_hermes.protocol.task_events import apply_event
 from molecule_hermes.text import one_line, shorten
@@ -94,7 +94,8 @@ def _text(task: Task, failure: Mapping[str, Any]) -> str:
 
 def _notes(task: Task) -> list[str]:
     """What stands in the place of files that the client does not accept."""
-    others = (artifact.parts for artifact in task.artifacts if artifact.artifact_id != REPLY)
+    texts = (REPLY, REASONING)
+    others = (artifact.parts for artifact in task.artifacts if artifact.artifact_id not in texts)
     return ["".join(p.text for p in ps) for ps in others if all(p.HasField("text") for p in ps)]
 
 
@@ -121,17 +122,18 @@ def _files(task: Task) -> Iterator[Part]:
 
 def _tool_trace(task: Task) -> list[dict[str, str]]:
     trace: list[dict[str, str]] = []
-    running: list[dict[str, str]] = []
+    running: list[tuple[str, dict[str, str]]] = []
     for tool in (data["tool"] for data in _data(task) if isinstance(data.get("tool"), dict)):
         name = str(tool.get("tool", ""))
-        entry = next((each for each in running if each["tool"] == name), None)
+        call = str(tool.get("id") or name)
+        entry = next((each for started, each in running if started == call), None)
         if tool.get("phase") != "end" or entry is None:
             entry = {"tool": name, "input": str(tool.get("preview", "")), "output_preview": ""}
             trace.append(entry)
-            running.append(entry)
+            running.append((call, entry))
         if tool.get("phase") == "end":
             entry["output_preview"] = _output(tool)
-            running.remove(entry)
+            running.remove((call, entry))
     return trace[-_MAX_TRACE:]
 
 

@@ -1,4 +1,4 @@
-"""The artifact `reply`: streamed text, coalesced into updates.
+"""The artifacts `reply` and `reasoning`: streamed text, coalesced into updates.
 
 The SDK's request handler copies and saves the whole task for every update, so one update per token
 is quadratic (measured: 17 s for 2,000 tokens on its SQLite store). The first piece is sent at once.
@@ -21,9 +21,10 @@ from a2a.helpers import new_text_part
 from a2a.server.tasks import TaskUpdater
 from a2a.types import Part, Task
 
-__all__ = ["REPLY", "ReplyArtifact", "reply_text"]
+__all__ = ["REASONING", "REPLY", "ReplyArtifact", "artifact_text"]
 
 REPLY = "reply"
+REASONING = "reasoning"
 
 
 class ReplyArtifact:
@@ -32,6 +33,7 @@ class ReplyArtifact:
     def __init__(
         self,
         updater: TaskUpdater,
+        name: str = REPLY,
         *,
         text: str = "",
         on_flush: Callable[[int], None] = lambda seq: None,
@@ -41,6 +43,7 @@ class ReplyArtifact:
         """`text` is what the artifact has already. `on_flush` gets the number of the last event
         whose text goes out, just before it does."""
         self._updater = updater
+        self._name = name
         self._on_flush = on_flush
         self._seq = -1
         self._interval = interval
@@ -82,7 +85,7 @@ class ReplyArtifact:
         elif self._flusher is None or self._flusher.done():
             # The first piece is sent in the loop's next iteration: if the end of the turn has
             # arrived together with it, the reply is a single update.
-            self._flusher = asyncio.create_task(self._flush_in_time(), name="reply-flusher")
+            self._flusher = asyncio.create_task(self._flush_in_time(), name=f"{self._name}-flusher")
 
     async def flush(self) -> None:
         """Sends the buffered text, so that the next event comes after it."""
@@ -123,7 +126,7 @@ class ReplyArtifact:
         append, self._append, self._exists = self._append, True, True
         self._next_at = time.monotonic() + self._interval
         await self._updater.add_artifact(
-            [new_text_part(text)], REPLY, name=REPLY, append=append, last_chunk=last
+            [new_text_part(text)], self._name, name=self._name, append=append, last_chunk=last
         )
 
     async def _flush_in_time(self) -> None:
@@ -132,7 +135,7 @@ class ReplyArtifact:
             await self.flush()
 
 
-def reply_text(task: Task) -> str:
-    """The text of the task's reply so far."""
-    parts = [p for a in task.artifacts if a.artifact_id == REPLY for p in a.parts]
+def artifact_text(task: Task, name: str = REPLY) -> str:
+    """The text of the task's reply so far, or of another artifact."""
+    parts = [p for a in task.artifacts if a.artifact_id == name for p in a.parts]
     return "".join(part.text for part in parts)

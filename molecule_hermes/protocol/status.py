@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from a2a.helpers import new_raw_part, new_text_part, new_url_part
@@ -18,17 +18,28 @@ from a2a.types import Message, Role, Task, TaskState, TaskStatus, TaskStatusUpda
 from molecule_hermes.errors import TurnFailure
 from molecule_hermes.protocol.questions import describe
 from molecule_hermes.text import one_line, shorten
-from molecule_hermes.turns.model import FileProduced, Notice, Question, ToolProgress, Turn, Usage
+from molecule_hermes.turns.model import (
+    Context,
+    FileProduced,
+    Notice,
+    Question,
+    SubagentProgress,
+    ToolProgress,
+    Turn,
+    Usage,
+)
 
 __all__ = [
     "Asked",
     "asking",
     "canceled",
+    "context",
     "explain",
     "fail",
     "file",
     "notice",
     "status_of",
+    "subagent",
     "submitted",
     "tool",
     "usage",
@@ -53,26 +64,45 @@ async def working(updater: TaskUpdater, text: str = "", data: dict[str, Any] | N
 async def waiting(updater: TaskUpdater, task_id: str, question: Question | None) -> None:
     """Says that the turn waits for its turn, or for the answer to a question before it."""
     if question is None:
-        await working(updater, "waiting for its turn", {"waiting": True})
+        text = "waiting for its turn"
+        await working(updater, text, {"waiting": True, "notice": text, "kind": "waiting"})
         return
     text = (
         f"waiting for an answer: task {task_id} of this conversation asks: "
         f"{shorten(one_line(question.text))} To answer, send a message with taskId {task_id}"
         + (f" ({' / '.join(question.choices)})" if question.choices else "")
     )
-    await working(updater, text, {"waiting": {"taskId": task_id, **describe(question)}})
+    asked = {"taskId": task_id, **describe(question)}
+    await working(updater, text, {"waiting": asked, "notice": text, "kind": "waiting"})
 
 
 async def tool(updater: TaskUpdater, progress: ToolProgress) -> None:
-    known = {key: value for key, value in asdict(progress).items() if value is not None}
-    del known["seq"]
-    if not progress.output:
-        del known["output"]
-    await working(updater, _line(progress), {"tool": known})
+    data = {"tool": progress.tool, "phase": progress.phase, "preview": progress.preview}
+    data |= _known(
+        id=progress.call_id,
+        args=dict(progress.args),
+        duration=progress.duration,
+        ok=progress.ok,
+        output=progress.output,
+        error=progress.error,
+        result=progress.result,
+    )
+    await working(updater, _line(progress), {"tool": data})
+
+
+async def subagent(updater: TaskUpdater, progress: SubagentProgress) -> None:
+    data = {"id": progress.subagent_id, "goal": progress.goal, "phase": progress.phase}
+    data |= _known(duration=progress.duration, ok=progress.ok)
+    text = f"subagent: {progress.goal}"
+    if progress.phase == "end":
+        text = f"subagent {_outcome(progress.ok, progress.duration)}: {progress.goal}"
+    await working(updater, text, {"subagent": data})
 
 
 async def notice(updater: TaskUpdater, remark: Notice) -> None:
-    await working(updater, remark.text, {"notice": remark.text, "kind": remark.kind})
+    about = _known(attempt=remark.attempt, of=remark.of, to=remark.to_model)
+    about |= {"from": remark.from_model} if remark.from_model else {}
+    await working(updater, remark.text, {"notice": remark.text, "kind": remark.kind, **about})
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +164,21 @@ async def withheld_file(updater: TaskUpdater, produced: FileProduced) -> None:
 
 def usage(spent: Usage) -> dict[str, Any]:
     """The metadata `usage`, in camelCase like every name that a peer sees."""
-    return {
+    data: dict[str, Any] = {
         "inputTokens": spent.input_tokens,
         "outputTokens": spent.output_tokens,
+        "cachedTokens": spent.cached_tokens,
+        "reasoningTokens": spent.reasoning_tokens,
         "totalTokens": spent.total_tokens,
         "model": spent.model,
     }
+    models = [usage(model) for model in spent.models]
+    return data | _known(provider=spent.provider, costUsd=spent.cost_usd, models=models)
+
+
+def context(taken: Context) -> dict[str, Any]:
+    """The metadata `context`."""
+    return {"used": taken.used, "window": taken.window}
 
 
 def explain(updater: TaskUpdater, failure: TurnFailure) -> Message:
@@ -184,6 +223,14 @@ def _line(progress: ToolProgress) -> str:
     preview = f": {progress.preview}" if progress.preview else ""
     if progress.phase == "start":
         return f"{progress.tool}{preview}"
-    outcome = "failed" if progress.ok is False else "done"
-    took = f" in {progress.duration:.1f} s" if progress.duration is not None else ""
-    return f"{progress.tool} {outcome}{took}"
+    return f"{progress.tool} {_outcome(progress.ok, progress.duration)}"
+
+
+def _outcome(ok: bool | None, duration: float | None) -> str:
+    took = f" in {duration:.1f} s" if duration is not None else ""
+    return ("failed" if ok is False else "done") + took
+
+
+def _known(**values: Any) -> dict[str, Any]:
+    """The values that are known; false and 0 are."""
+    return {name: value for name, value in values.items() if value not in (None, "", [], {})}

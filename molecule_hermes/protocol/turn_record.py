@@ -30,6 +30,8 @@ class TurnRecord:
     """Seconds from the beginning to the first text."""
     accepted: tuple[str, ...] = ()
     """The media types that the peer accepts."""
+    extensions: tuple[str, ...] = ()
+    """What the peer asked for beyond the usual events."""
     questions: tuple[tuple[Question, str], ...] = ()
     """The questions that wait for the peer's answers, and when each expires."""
     asked: tuple[str, ...] = ()
@@ -49,6 +51,7 @@ class TurnRecord:
             return cls(
                 place=Place(**data.pop("place")),
                 accepted=tuple(map(str, data.pop("accepted"))),
+                extensions=tuple(map(str, data.pop("extensions"))),
                 asked=tuple(map(str, data.pop("asked"))),
                 questions=tuple((_question(item), str(at)) for item, at in data.pop("questions")),
                 **data,

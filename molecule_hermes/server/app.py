@@ -25,6 +25,7 @@ from molecule_hermes.server.error_responses import ErrorMiddleware
 from molecule_hermes.server.json_rpc import JsonRpcEndpoint
 from molecule_hermes.server.json_scan import JsonLimits
 from molecule_hermes.server.middleware import (
+    ExtensionsMiddleware,
     HostMiddleware,
     LineSeparatorMiddleware,
     PeerTokens,
@@ -61,6 +62,10 @@ def create_app(
         [_metrics_route(metrics), *_a2a_routes(handler, prefix, compat_v03=settings.compat_v03)],
         [
             Middleware(AuthenticationMiddleware, backend=peer_tokens, on_error=refuse_peer),
+            Middleware(
+                ExtensionsMiddleware,
+                declared=[extension.uri for extension in card.capabilities.extensions],
+            ),
             Middleware(LineSeparatorMiddleware),
             Middleware(ErrorMiddleware),
             Middleware(

@@ -1,10 +1,12 @@
-"""Middleware around the SDK's routes: public paths, peer tokens, host names, line separators."""
+"""Middleware around the SDK's routes: public paths, peer tokens, host names, extensions,
+line separators."""
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Collection, Mapping
 
+from a2a.extensions.common import get_requested_extensions
 from pydantic import SecretStr
 from starlette.applications import Starlette
 from starlette.authentication import (
@@ -13,7 +15,7 @@ from starlette.authentication import (
     AuthenticationError,
     SimpleUser,
 )
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -22,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from molecule_hermes.text import is_loopback
 
 __all__ = [
+    "ExtensionsMiddleware",
     "HostMiddleware",
     "LineSeparatorMiddleware",
     "PeerTokens",
@@ -127,6 +130,31 @@ class HostMiddleware:
                 await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+class ExtensionsMiddleware:
+    """Names in each response the extensions that its request activated, as A2A wants it."""
+
+    def __init__(self, app: ASGIApp, declared: Collection[str]) -> None:
+        self._app = app
+        self._declared = declared
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        given = Headers(scope=scope)
+        for name in ("A2A-Extensions", "X-A2A-Extensions"):  # the latter before A2A 1.0
+            asked = get_requested_extensions(given.getlist(name))
+            if active := ", ".join(uri for uri in self._declared if uri in asked):
+                return self._app(scope, receive, _with_header(send, name, active))
+        return self._app(scope, receive, send)
+
+
+def _with_header(send: Send, name: str, value: str) -> Send:
+    async def add(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message)[name] = value
+        await send(message)
+
+    return add
 
 
 class LineSeparatorMiddleware:

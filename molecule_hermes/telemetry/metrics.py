@@ -7,10 +7,15 @@ from collections.abc import Awaitable, Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from molecule_hermes.wire import Usage
+
 __all__ = ["CONTENT_TYPE", "CountResponses", "Metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+_MAX_MODELS = 64
+_OTHER_MODELS = "other"
+"""Stands for all further models: a provider chooses their names, and each is a series."""
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -55,6 +60,42 @@ class Metrics:
             ["reason"],
             registry=self._registry,
         )
+
+        self._models: set[str] = set()
+        self._tokens = Counter(
+            "molecule_hermes_tokens",
+            "Tokens that turns used, by model and kind; cached is part of input, reasoning of "
+            "output",
+            ["model", "kind"],
+            registry=self._registry,
+        )
+        self._cost = Counter(
+            "molecule_hermes_cost_usd",
+            "What turns cost in US dollars by model, as far as Hermes knows the prices",
+            ["model"],
+            registry=self._registry,
+        )
+
+    def spent(self, usage: Usage) -> None:
+        """Counts what a turn used."""
+        for part in usage.models or (usage,):
+            model = self._label(part.model)
+            kinds = {
+                "input": part.input_tokens,
+                "output": part.output_tokens,
+                "cached": part.cached_tokens,
+                "reasoning": part.reasoning_tokens,
+            }
+            for kind, tokens in kinds.items():
+                self._tokens.labels(model, kind).inc(tokens)
+            if part.cost_usd is not None:
+                self._cost.labels(model).inc(part.cost_usd)
+
+    def _label(self, model: str) -> str:
+        if model not in self._models and len(self._models) >= _MAX_MODELS:
+            return _OTHER_MODELS
+        self._models.add(model)
+        return model
 
     def turn_ended(self, state: str, kind: str, seconds: float, first_text: float | None) -> None:
         self._turns.labels(state, kind).inc()

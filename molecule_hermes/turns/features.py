@@ -29,8 +29,25 @@ class Feature(Enum):
     TOOL_FIGURES = _Row(
         "how long a tool took, and whether it worked", "yes", "no: Hermes does not report it"
     )
+    TOOL_CALLS = _Row(
+        "a tool's arguments, and why it failed", "yes", "no: Hermes does not report it"
+    )
+    TOOL_DETAIL = _Row(
+        "what a tool returned, for a peer that asks for it",
+        "yes",
+        "no: Hermes does not report it",
+    )
+    SUBAGENTS = _Row(
+        "a status update when a subagent starts and when it ends",
+        "yes",
+        "no: a subagent is a tool like others",
+    )
+    REASONING = _Row(
+        "what the model thinks, for a peer that asks for it", "yes", "no: Hermes does not report it"
+    )
     NOTICES = _Row(
-        "a notice when Hermes repeats a failed model call",
+        "a notice when Hermes repeats a failed model call, changes to a fallback model or "
+        "compresses the conversation",
         "yes",
         "no: Hermes does not report it; the bridge's own notices only",
     )
@@ -76,7 +93,26 @@ class Feature(Enum):
         "no: refused by name, as Hermes uses its own model",
     )
     TOKENS = _Row("tokens used, duration and time to first text", "yes", "yes")
-    MODEL = _Row("the name of the model that answered", "yes", "no: Hermes does not report it")
+    TOKENS_OF_FAILURES = _Row(
+        "tokens used by a turn that failed", "yes", "yes, if Hermes ended it itself"
+    )
+    TOKENS_OF_CANCELS = _Row(
+        "tokens used by a turn that was canceled", "yes", "no: Hermes does not report it"
+    )
+    MODEL = _Row(
+        "the model that answered, its provider, cached and reasoning tokens, the cost where Hermes "
+        "knows it, and how full the model's context is",
+        "yes",
+        "no: Hermes does not report it",
+    )
+    SUBAGENT_TOKENS = _Row(
+        "subagents' tokens are part of the turn's", "yes", "no: Hermes does not report them"
+    )
+    INCOMPLETE = _Row(
+        "a mark on an answer that Hermes's limit of model calls cut short",
+        "yes",
+        "no: Hermes does not report it",
+    )
     FAILURES = _Row("failures by kind, with a hint", "yes", "yes")
     SUBSCRIBE = _Row("SubscribeToTask gives the state so far, then the rest", "yes", "yes")
 

@@ -12,18 +12,24 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard
 
 from molecule_hermes.errors import TurnFailure
-from molecule_hermes.wire import Usage
+from molecule_hermes.wire import Args, Context, NoticeKind, Phase, Usage
 
 __all__ = [
+    "REASONING",
+    "TOOL_DETAIL",
     "Attachment",
     "Canceled",
     "Completed",
+    "Context",
     "End",
     "Failed",
     "FileProduced",
     "Notice",
     "Place",
     "Question",
+    "Reasoning",
+    "Spent",
+    "SubagentProgress",
     "TextDelta",
     "ToolProgress",
     "Turn",
@@ -33,6 +39,9 @@ __all__ = [
     "conversation_id",
     "is_last",
 ]
+
+REASONING = "reasoning"
+TOOL_DETAIL = "tool_detail"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,8 @@ class Turn:
     """The model that the peer chose for this turn; empty for Hermes's own."""
     response_format: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
     """What the model's provider is asked for in place of text, as chat completions express it."""
+    extensions: frozenset[str] = frozenset()
+    """What the peer asked for beyond the usual events: `REASONING`, `TOOL_DETAIL`."""
 
     @property
     def conversation(self) -> str:
@@ -124,14 +135,38 @@ class TextDelta(_Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Reasoning(_Event):
+    """More of what the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ToolProgress(_Event):
     tool: str
-    phase: Literal["start", "end"]
+    phase: Phase
     preview: str = ""
     duration: float | None = None
     ok: bool | None = None
     output: str = ""
     """The beginning of what the tool returned; empty if the transport does not report it."""
+    call_id: str = ""
+    """The same at the start and at the end of a call; empty if it is not known."""
+    args: Args = field(default_factory=dict)
+    error: str = ""
+    result: str = ""
+    """More of what the tool returned, for a peer that asked for `TOOL_DETAIL`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubagentProgress(_Event):
+    """An agent to which the turn's agent delegated a part of the work."""
+
+    subagent_id: str
+    goal: str
+    phase: Phase
+    duration: float | None = None
+    ok: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +176,23 @@ class Notice(_Event):
     text: str
     withdraws: str = ""
     """The id of a question that Hermes no longer wants answered."""
+    kind: NoticeKind = "other"
+    attempt: int | None = None
+    """Which repetition of a failed model call this is, and of how many."""
+    of: int | None = None
+    from_model: str = ""
+    """The models of a fallback."""
+    to_model: str = ""
     answer: str = ""
-    """The answer to that question, if it was answered."""
-    kind: Literal["retrying", "other"] = "other"
+    """The answer to the withdrawn question, if it was answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent(_Event):
+    """What the turn has used so far. Each replaces the one before it; the peer sees the last."""
+
+    usage: Usage
+    context: Context | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,21 +222,37 @@ class Question(_Event):
 @dataclass(frozen=True, slots=True)
 class Completed(_Event):
     text: str
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage | None = None
+    context: Context | None = None
+    incomplete: bool = False
+    """Whether Hermes's limit of model calls cut the turn, so that the text is a summary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed(_Event):
     failure: TurnFailure
+    usage: Usage | None = None
+    context: Context | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Canceled(_Event):
-    pass
+    usage: Usage | None = None
+    context: Context | None = None
 
 
 End = Completed | Failed | Canceled
-TurnEvent = TextDelta | ToolProgress | Notice | FileProduced | Question | End
+TurnEvent = (
+    TextDelta
+    | Reasoning
+    | ToolProgress
+    | SubagentProgress
+    | Notice
+    | Spent
+    | FileProduced
+    | Question
+    | End
+)
 
 
 def is_last(event: TurnEvent) -> TypeGuard[End]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from enum import Enum
 from typing import Self
 
@@ -193,7 +194,7 @@ class TurnRun:
         """Ends the turn and returns its end: a turn that the bridge stopped has failed, although
         Hermes reports it as canceled."""
         if isinstance(last, Canceled) and self.stop is not None:
-            last = self.stop
+            last = replace(self.stop, usage=last.usage, context=last.context)
         self._move(_ENDS[type(last)])
         return last
 

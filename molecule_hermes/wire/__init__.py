@@ -24,11 +24,8 @@ from molecule_hermes.wire.callbacks import (
     Delta,
     File,
     Final,
-    Notice,
     Problem,
     Push,
-    Tool,
-    Usage,
 )
 from molecule_hermes.wire.fields import WireError, decode
 from molecule_hermes.wire.limits import (
@@ -45,6 +42,7 @@ from molecule_hermes.wire.limits import (
     MAX_BATCH,
     MAX_BODY_BYTES,
     MAX_FILE_BYTES,
+    MAX_MODELS,
     MAX_RESPONSE_FORMAT,
     MAX_SYSTEM_PROMPT,
     REPLY_PATH,
@@ -52,6 +50,17 @@ from molecule_hermes.wire.limits import (
     TURNS_PATH,
 )
 from molecule_hermes.wire.messages import Answer, Attach, Attachment, Cancel, Check, Inbound, Origin
+from molecule_hermes.wire.progress import (
+    Args,
+    Notice,
+    NoticeKind,
+    Phase,
+    Reasoning,
+    Spent,
+    Subagent,
+    Tool,
+)
+from molecule_hermes.wire.usage import Context, Usage
 
 __all__ = [
     "ANSWER_PATH",
@@ -67,6 +76,7 @@ __all__ = [
     "MAX_BATCH",
     "MAX_BODY_BYTES",
     "MAX_FILE_BYTES",
+    "MAX_MODELS",
     "MAX_RESPONSE_FORMAT",
     "MAX_SYSTEM_PROMPT",
     "REPLY_PATH",
@@ -74,6 +84,7 @@ __all__ = [
     "TURNS_PATH",
     "Answer",
     "Approval",
+    "Args",
     "Attach",
     "Attachment",
     "Body",
@@ -81,14 +92,20 @@ __all__ = [
     "Cancel",
     "Check",
     "Clarify",
+    "Context",
     "Delta",
     "File",
     "Final",
     "Inbound",
     "Notice",
+    "NoticeKind",
     "Origin",
+    "Phase",
     "Problem",
     "Push",
+    "Reasoning",
+    "Spent",
+    "Subagent",
     "Tool",
     "Usage",
     "WireError",

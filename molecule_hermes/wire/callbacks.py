@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self, TypeAlias, cast
+from typing import ClassVar, Literal, Self, TypeAlias, cast, get_args
 
 from molecule_hermes.errors import TurnFailure, failure_from_dict
 from molecule_hermes.wire.fields import Fields, WireError, checked_text
 from molecule_hermes.wire.limits import MAX_BATCH, MAX_CHOICES
+from molecule_hermes.wire.progress import Notice, Reasoning, Spent, Subagent, Tool
+from molecule_hermes.wire.usage import Context, Usage
 
 __all__ = [
     "Approval",
@@ -19,11 +21,8 @@ __all__ = [
     "Delta",
     "File",
     "Final",
-    "Notice",
     "Problem",
     "Push",
-    "Tool",
-    "Usage",
 ]
 
 
@@ -40,65 +39,6 @@ class Delta:
 
     def to_json(self) -> dict[str, object]:
         return {"replace": True} if self.replace else {}
-
-
-@dataclass(frozen=True, slots=True)
-class Tool:
-    type: ClassVar[str] = "tool"
-    tool: str
-    phase: Literal["start", "end"]
-    preview: str = ""
-    duration: float | None = None
-    ok: bool | None = None
-    output: str = ""
-    """The beginning of what the tool returned."""
-
-    @classmethod
-    def parse(cls, data: object) -> Self:
-        fields = Fields(data, "metadata")
-        return cls(
-            tool=fields.label("tool"),
-            phase=cast(Literal["start", "end"], fields.one_of("phase", ("start", "end"))),
-            preview=fields.text("preview", default=""),
-            duration=fields.seconds("duration"),
-            ok=fields.flag("ok", default=None),
-            output=fields.text("output", default=""),
-        )
-
-    def to_json(self) -> dict[str, object]:
-        data: dict[str, object] = {"tool": self.tool, "phase": self.phase, "preview": self.preview}
-        if self.duration is not None:
-            data["duration"] = self.duration
-        if self.ok is not None:
-            data["ok"] = self.ok
-        if self.output:
-            data["output"] = self.output
-        return data
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """A message from Hermes about the turn; never part of the answer.
-
-    `withdraws` is the id of a question that is no longer open, and `answer` its answer if it has
-    one. A bridge that was restarted learns from it that its answer arrived.
-    """
-
-    type: ClassVar[str] = "notice"
-    withdraws: str = ""
-    answer: str = ""
-
-    @classmethod
-    def parse(cls, data: object) -> Self:
-        fields = Fields(data, "metadata")
-        return cls(
-            withdraws=fields.label("withdraws", default=""),
-            answer=fields.text("answer", default=""),
-        )
-
-    def to_json(self) -> dict[str, object]:
-        known = {"withdraws": self.withdraws, "answer": self.answer}
-        return {name: value for name, value in known.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,43 +173,6 @@ class Problem:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """The tokens a turn used, and the model that used them."""
-
-    input_tokens: int = 0
-    output_tokens: int = 0
-    total_tokens: int = 0
-    model: str = ""
-
-    def __add__(self, later: Usage) -> Usage:
-        """The sum of both; the model is the later one's, where it is known."""
-        return Usage(
-            self.input_tokens + later.input_tokens,
-            self.output_tokens + later.output_tokens,
-            self.total_tokens + later.total_tokens,
-            later.model or self.model,
-        )
-
-    @classmethod
-    def parse(cls, data: object) -> Self:
-        fields = Fields(data, "usage")
-        return cls(
-            input_tokens=fields.count("input_tokens") or 0,
-            output_tokens=fields.count("output_tokens") or 0,
-            total_tokens=fields.count("total_tokens") or 0,
-            model=fields.label("model", default=""),
-        )
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            "input_tokens": self.input_tokens,
-            "output_tokens": self.output_tokens,
-            "total_tokens": self.total_tokens,
-            "model": self.model,
-        }
-
-
 Status: TypeAlias = Literal["completed", "failed", "canceled"]
 
 
@@ -278,7 +181,8 @@ class Final:
     """The end of a turn, exactly once for each message. The content is the answer.
 
     `silent` means that the agent chose not to answer: the content is empty, and the turn did not
-    fail.
+    fail. `incomplete` means that Hermes's limit of model calls cut the turn: the answer is a
+    summary of what was done.
     """
 
     type: ClassVar[str] = "final"
@@ -286,6 +190,8 @@ class Final:
     error: Problem | None = None
     usage: Usage | None = None
     silent: bool = False
+    context: Context | None = None
+    incomplete: bool = False
 
     @classmethod
     def parse(cls, data: object) -> Self:
@@ -296,6 +202,8 @@ class Final:
             error=Problem.parse(fields.get("error")) if fields.has("error") else None,
             usage=Usage.parse(fields.get("usage")) if fields.has("usage") else None,
             silent=fields.flag("silent", default=False),
+            context=Context.parse(fields.get("context")) if fields.has("context") else None,
+            incomplete=fields.flag("incomplete", default=False),
         )
 
     def to_json(self) -> dict[str, object]:
@@ -306,13 +214,17 @@ class Final:
             data["usage"] = self.usage.to_json()
         if self.silent:
             data["silent"] = True
+        if self.context is not None:
+            data["context"] = self.context.to_json()
+        if self.incomplete:
+            data["incomplete"] = True
         return data
 
 
-Body: TypeAlias = Delta | Tool | Notice | Push | File | Approval | Clarify | Final
-_BODIES: Mapping[str, type[Body]] = {
-    body.type: body for body in (Delta, Tool, Notice, Push, File, Approval, Clarify, Final)
-}
+Body: TypeAlias = (
+    Delta | Reasoning | Tool | Subagent | Notice | Spent | Push | File | Approval | Clarify | Final
+)
+_BODIES: Mapping[str, type[Body]] = {body.type: body for body in get_args(Body)}
 
 
 @dataclass(frozen=True, slots=True)

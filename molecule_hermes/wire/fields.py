@@ -90,6 +90,16 @@ class Fields:
             raise WireError(f"`{self._path}{name}` must be a number of seconds")
         return float(value)
 
+    def amount(self, name: str) -> float | None:
+        value = self.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise WireError(f"`{self._path}{name}` must be a number")
+        if not 0 <= value < 1e9:
+            raise WireError(f"`{self._path}{name}` must be an amount of money")
+        return float(value)
+
     def items(self, name: str, most: int) -> list[object]:
         value = self._value(name, [])
         if not isinstance(value, list):

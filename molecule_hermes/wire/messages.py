@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from molecule_hermes.wire.fields import Fields
+from molecule_hermes.wire.fields import Fields, checked_text
 from molecule_hermes.wire.limits import (
     MAX_ATTACHMENTS,
     MAX_RESPONSE_FORMAT,
     MAX_SYSTEM_PROMPT,
+    MAX_WANTS,
 )
 
 __all__ = ["Answer", "Attach", "Attachment", "Cancel", "Check", "Inbound", "Origin"]
@@ -68,6 +69,8 @@ class Inbound:
     `bridge` identifies one run of the bridge. Answers and cancels for a message must carry the
     same value. A `system_prompt` replaces the one in Hermes's configuration for this message, and
     `model` Hermes's own model, at the same provider. `response_format` goes to that provider.
+    `wants` names callbacks that the bridge understands and the peer may see, beyond those that
+    every bridge gets: `usage`, `subagent`, `reasoning`, `tool_detail`.
     """
 
     chat_id: str
@@ -82,6 +85,7 @@ class Inbound:
     system_prompt: str = ""
     model: str = ""
     response_format: Mapping[str, object] | None = field(default=None, hash=False)
+    wants: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, data: object) -> Self:
@@ -100,6 +104,7 @@ class Inbound:
             system_prompt=fields.text("system_prompt", default="", most=MAX_SYSTEM_PROMPT),
             model=fields.label("model", default=""),
             response_format=fields.mapping("response_format", MAX_RESPONSE_FORMAT),
+            wants=tuple(checked_text(item, "wants") for item in fields.items("wants", MAX_WANTS)),
         )
 
     def to_json(self) -> dict[str, object]:
@@ -121,6 +126,8 @@ class Inbound:
             data["model"] = self.model
         if self.response_format is not None:
             data["response_format"] = self.response_format
+        if self.wants:
+            data["wants"] = list(self.wants)
         return data | _named(self.bridge)
 
 

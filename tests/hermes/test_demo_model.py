@@ -208,3 +208,56 @@ async def test_it_calls_hermes_tools(
     (call,) = choice["message"]["tool_calls"]
     assert call["function"]["name"] == tool
     assert json.loads(call["function"]["arguments"]) == arguments
+
+
+async def test_it_fails_a_number_of_times_and_then_answers(http: httpx.AsyncClient) -> None:
+    said = "demo:flaky=2:429\ndemo:say done"
+    answers = [await say(http, said) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [429, 429, 200]
+    assert content(answers[-1]) == "done"
+    assert (await say(http, "demo:flaky\nanother message")).status_code == 500
+
+
+async def test_it_answers_only_for_the_model_that_the_message_names(
+    http: httpx.AsyncClient,
+) -> None:
+    assert (await say(http, "demo:model=b", model="a")).status_code == 404
+    answer = await say(http, "demo:model=b", model="b")
+    assert (answer.status_code, answer.json()["model"]) == (200, "b")
+
+
+async def test_it_thinks_and_reports_cached_tokens(http: httpx.AsyncClient) -> None:
+    said = "demo:think one two\ndemo:cached=90\ndemo:say done"
+    whole = (await say(http, said)).json()
+    assert whole["choices"][0]["message"]["reasoning_content"] == "one two"
+    streamed = await say(http, said, stream=True)
+    chunks = [json.loads(x[6:]) for x in streamed.text.splitlines() if x.startswith("data: {")]
+    deltas = [c["choices"][0]["delta"].get("reasoning_content", "") for c in chunks]
+    assert "".join(deltas) == "one two"
+    assert whole["usage"] == chunks[-1]["usage"]
+    assert whole["usage"] == {
+        "prompt_tokens": 100,
+        "prompt_tokens_details": {"cached_tokens": 90},
+        "completion_tokens": 3,
+        "completion_tokens_details": {"reasoning_tokens": 2},
+        "total_tokens": 103,
+    }
+
+
+async def test_it_calls_a_tool_as_long_as_there_are_any(http: httpx.AsyncClient) -> None:
+    messages = [
+        {"role": "user", "content": "demo:loop date"},
+        {"role": "tool", "content": "a result"},
+    ]
+    for tools, finish in (([{"type": "function"}], "tool_calls"), ([], "stop")):
+        body = {"messages": messages, "tools": tools}
+        answer = await http.post("/chat/completions", json=body)
+        assert answer.json()["choices"][0]["finish_reason"] == finish
+
+
+async def test_it_has_prices_only_if_it_is_given_some() -> None:
+    prices = {"prompt": "0.1", "completion": "0.2"}
+    for set_prices in (None, prices):
+        async with demo_model(prices=set_prices) as url, httpx.AsyncClient() as client:
+            (model,) = (await client.get(f"{url}/models")).json()["data"]
+        assert model.get("pricing") == set_prices

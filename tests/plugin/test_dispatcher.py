@@ -13,7 +13,17 @@ from molecule_hermes.plugin.journal import Journal
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Outbox
 from molecule_hermes.plugin.turn import Question, Turn
-from molecule_hermes.wire import Answer, Approval, Callback, File, Final, Inbound, Notice, Push
+from molecule_hermes.wire import (
+    Answer,
+    Approval,
+    Callback,
+    Context,
+    File,
+    Final,
+    Inbound,
+    Notice,
+    Push,
+)
 from tests.support.waiting import until
 
 
@@ -65,6 +75,9 @@ class FakeGateway:
 
     def approvals(self, session_key: str) -> list[tuple[str, str]]:
         return list(self.waiting)
+
+    def context(self, turn: Turn) -> Context | None:
+        return None
 
     def approve(self, session_key: str, choice: str) -> bool:
         self.approved.append((self.waiting.pop(0)[0], choice))

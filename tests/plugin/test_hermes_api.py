@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import os
 import queue
@@ -190,6 +191,77 @@ async def test_an_event_handler_is_called_until_it_is_removed(runner: Any) -> No
     hermes_api.remove_event_handler(runner, "never:added", handler)
     await runner.hooks.emit("agent:start", {"chat_id": "c"})
     assert len(calls) == 1
+
+
+@pytest.fixture
+def agent(runner: Any) -> Iterator[Any]:
+    """A real agent, in the gateway's cache as the gateway puts it there."""
+    from run_agent import AIAgent
+
+    agent = AIAgent(
+        base_url="http://127.0.0.1:1/v1",
+        api_key="a-key-of-the-tests",
+        model="m",
+        provider="custom",
+        platform="molecule_a2a",
+        enabled_toolsets=[],
+        quiet_mode=True,
+        skip_memory=True,
+    )
+    runner._agent_cache["key"] = (agent, "signature", 0, "session")
+    yield agent
+    agent.close()
+
+
+def test_the_gateway_caches_an_agent_before_it_runs() -> None:
+    source = inspect.getsource(GatewayRunner)
+    stored = re.search(r"_cache\[session_key\] = \(\s*agent,", source)
+    assert stored is not None
+    assert "result = agent.run_conversation(" in source[stored.end() :]
+
+
+def test_an_agent_passes_on_its_reasoning_to_who_listens(runner: Any, agent: Any) -> None:
+    heard: list[str] = []
+    hermes_api.listen_to_reasoning(runner, "key", heard.append)
+    agent._fire_reasoning_delta("hm")
+    hermes_api.listen_to_reasoning(runner, "key", None)
+    agent._fire_reasoning_delta("nobody listens")
+    hermes_api.listen_to_reasoning(runner, "another key", heard.append)
+    hermes_api.listen_to_reasoning(None, "key", heard.append)
+    assert heard == ["hm"]
+
+
+def test_an_agents_session_and_context_are_known_while_it_is_cached(
+    runner: Any, agent: Any
+) -> None:
+    agent.context_compressor.update_from_response({"prompt_tokens": 1200})
+    assert hermes_api.context_of(runner, "key") == (1200, agent.context_compressor.context_length)
+    assert hermes_api.session_id_of(runner, "key") == agent.session_id != ""
+    # Hermes's mark for "not known until the next call" (agent/conversation_loop.py:5127).
+    agent.context_compressor.last_prompt_tokens = -1
+    assert hermes_api.context_of(runner, "key") is None
+    assert hermes_api.context_of(runner, "another key") is None
+    assert hermes_api.session_id_of(runner, "another key") == ""
+
+
+def test_a_review_is_recognised_in_its_own_context_only() -> None:
+    from tools.skill_provenance import BACKGROUND_REVIEW, set_current_write_origin
+
+    def in_review() -> bool:
+        set_current_write_origin(BACKGROUND_REVIEW)
+        return hermes_api.is_background_review()
+
+    assert contextvars.copy_context().run(in_review)
+    assert not hermes_api.is_background_review()
+
+
+def test_the_cost_of_a_call_is_known_where_hermes_knows_the_price() -> None:
+    usage = {"input_tokens": 1_000_000, "output_tokens": 0, "prompt_tokens": 1_000_000}
+    cost = hermes_api.cost_of("gpt-4o", "openai", "", usage)
+    assert cost is not None
+    assert cost > 0
+    assert hermes_api.cost_of("gpt-4o", "openai", "", {}) == 0
+    assert hermes_api.cost_of("a-model-of-nobody", "", "", usage) is None
 
 
 def test_the_current_message_is_known_inside_a_turn_only() -> None:

@@ -14,7 +14,7 @@ from molecule_hermes.backoff import Backoff
 from molecule_hermes.plugin.outbox import Outbox
 from molecule_hermes.transports.plugin.replies import Replies
 from molecule_hermes.turns.model import Completed, TextDelta, ToolProgress
-from molecule_hermes.wire import Body, Callback, Delta, File, Final, Notice, Tool
+from molecule_hermes.wire import Body, Callback, Delta, File, Final, Notice, Reasoning, Tool
 from tests.support.gateway import CallbackServer, callback_server
 from tests.support.serving import free_port, serve
 from tests.support.waiting import until
@@ -69,6 +69,29 @@ async def test_deltas_that_wait_are_merged_without_a_gap(server: CallbackServer)
         ("", "tool", 2),
         ("new", "delta", 3),
         ("new", "final", 4),
+    ]
+
+
+async def test_reasoning_that_waits_is_merged_and_kept_apart_from_the_text(
+    server: CallbackServer,
+) -> None:
+    server.hang = asyncio.Event()
+    async with Outbox() as outbox:
+        sender = Sender(outbox, server.url)
+        sender.put(Notice(), "a")
+        await server.arrived.wait()
+        for word in ("b", "c"):
+            sender.put(Reasoning(), word)
+        sender.put(Delta(), "d")
+        sender.put(Reasoning(), "e")
+        sender.put(Final(), "d")
+        server.hang.set()
+        await server.final("m")
+    assert [(c.content, c.body.type) for c in server.taken[1:]] == [
+        ("bc", "reasoning"),
+        ("d", "delta"),
+        ("e", "reasoning"),
+        ("d", "final"),
     ]
 
 

@@ -14,7 +14,7 @@ from a2a.types import TaskState
 
 from molecule_hermes.protocol.active_turn import ActiveTurn
 from molecule_hermes.protocol.dialogue import Dialogue
-from molecule_hermes.protocol.reply import ReplyArtifact
+from molecule_hermes.protocol.reply import REASONING, ReplyArtifact
 from molecule_hermes.protocol.turn_queue import TurnQueue
 from molecule_hermes.turns.model import Completed, Notice, Question, TextDelta, Turn
 from molecule_hermes.turns.run import State
@@ -48,7 +48,8 @@ async def active() -> AsyncIterator[ActiveTurn]:
     queue = TurnQueue(cast(EventQueue, None))
     async with asyncio.timeout(10) as deadline, ReplyArtifact(updater, interval=60) as reply:
         turn = Turn("m", "peer", "ctx", "task", "hi")
-        active = ActiveTurn(turn, queue, updater, reply, deadline)
+        reasoning = ReplyArtifact(updater, REASONING)
+        active = ActiveTurn(turn, queue, updater, reply, reasoning, deadline)
         active.run.send()
         yield active
     await active.forget_questions()

@@ -15,7 +15,14 @@ from molecule_hermes.turns.model import Completed, Question, TextDelta, Usage
 from tests.conftest import StartBridge
 from tests.support.fakes import Answered, ScriptedTransport
 
-USAGE = {"inputTokens": 1200, "outputTokens": 30, "totalTokens": 1230, "model": "m 1.0"}
+USAGE = {
+    "inputTokens": 1200,
+    "outputTokens": 30,
+    "cachedTokens": 0,
+    "reasoningTokens": 0,
+    "totalTokens": 1230,
+    "model": "m 1.0",
+}
 VALUES = st.recursive(
     st.none()
     | st.booleans()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -33,9 +33,13 @@ async def peer(
     binding: str = "JSONRPC",
     version: str = "1.0",
     streaming: bool = True,
+    extensions: Sequence[str] = (),
 ) -> AsyncIterator[Client]:
     """A client for the interface of the card with that binding and version."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
+    if extensions:
+        name = "A2A-Extensions" if version == "1.0" else "X-A2A-Extensions"
+        headers[name] = ", ".join(extensions)
     async with httpx.AsyncClient(headers=headers, timeout=60) as http:
         card = await A2ACardResolver(http, url).get_agent_card()
         wanted = [
@@ -102,16 +106,20 @@ class Turn:
     @property
     def text(self) -> str:
         """The `reply` artifact, assembled from its updates as A2A prescribes."""
+        return self.artifact(REPLY)
+
+    def artifact(self, artifact_id: str) -> str:
+        """The text of an artifact, assembled from its updates."""
         text = ""
         for event in self.events:
             if event.HasField("artifact_update"):
                 update = event.artifact_update
-                if update.artifact.artifact_id != REPLY:
+                if update.artifact.artifact_id != artifact_id:
                     continue
                 piece = "".join(get_text_parts(update.artifact.parts))
                 text = text + piece if update.append else piece
             elif event.HasField("task") and event.task.artifacts:
-                text = reply_text(event.task)
+                text = artifact_text(event.task, artifact_id)
         return text
 
     @property
@@ -150,6 +158,12 @@ class Turn:
         return [metadata for metadata in found if metadata]
 
     @property
+    def figures(self) -> dict[str, Any]:
+        """The metadata of the last status update."""
+        updates = [e.status_update for e in self.events if e.HasField("status_update")]
+        return dict(json_format.MessageToDict(updates[-1].metadata))
+
+    @property
     def question(self) -> dict[str, Any]:
         """The question at the end of the turn so far."""
         assert self.states[-1] == "INPUT_REQUIRED", self.states
@@ -179,8 +193,12 @@ def _status(event: StreamResponse) -> Any:
 
 
 def reply_text(task: Task) -> str:
+    return artifact_text(task, REPLY)
+
+
+def artifact_text(task: Task, artifact_id: str) -> str:
     for artifact in task.artifacts:
-        if artifact.artifact_id == REPLY:
+        if artifact.artifact_id == artifact_id:
             assert len(artifact.parts) == 1, "streamed text is joined to one part"
             return artifact.parts[0].text
     return ""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 
 import httpx
 
-from molecule_hermes.errors import Busy
-from molecule_hermes.turns.model import Completed, Failed, TextDelta
+from molecule_hermes.errors import Busy, Interrupted
+from molecule_hermes.telemetry.metrics import Metrics
+from molecule_hermes.turns.model import Completed, Failed, Spent, TextDelta, Usage
 from tests.conftest import StartBridge
 from tests.support.fakes import ScriptedTransport
 from tests.support.peers import ask, peer
@@ -64,3 +66,35 @@ async def test_with_peer_tokens_the_metrics_require_one(bridge: StartBridge) -> 
         seen = await figures(b.url, token)
     assert seen['http_responses_total{status="401"}'] == 1
     assert "alice" not in str(seen)
+
+
+async def test_tokens_and_cost_are_counted_by_model_however_the_turn_ended(
+    bridge: StartBridge,
+) -> None:
+    small = Usage(10, 5, 15, "small", 4, 2, cost_usd=0.5)
+    both = replace(small + Usage(1, 1, 2, "big"), models=(small, Usage(1, 1, 2, "big")))
+    transport = ScriptedTransport(Completed("a", small))
+    async with bridge(transport) as b, peer(b.url) as client:
+        await ask(client, "one")
+        transport.script = [Failed(Busy(), both)]
+        await ask(client, "two")
+        transport.script = [Spent(small), Interrupted()]
+        await ask(client, "three")
+        seen = await figures(b.url)
+    counted = {
+        kind: seen[f'tokens_total{{kind="{kind}",model="small"}}']
+        for kind in ("input", "output", "cached", "reasoning")
+    }
+    assert counted == {"input": 30, "output": 15, "cached": 12, "reasoning": 6}
+    assert seen['tokens_total{kind="input",model="big"}'] == 1
+    assert seen['cost_usd_total{model="small"}'] == 1.5
+    assert 'cost_usd_total{model="big"}' not in seen
+
+
+def test_a_provider_cannot_make_series_without_end() -> None:
+    metrics = Metrics()
+    for number in range(1000):
+        metrics.spent(Usage(1, 1, 2, f"model-{number}"))
+    text = metrics.text().decode()
+    assert text.count('tokens_total{kind="input"') == 65
+    assert 'tokens_total{kind="input",model="other"} 936.0' in text

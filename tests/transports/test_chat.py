@@ -28,6 +28,7 @@ from molecule_hermes.turns.model import (
 from tests.support.fakes import (
     DONE,
     KEY,
+    USAGE,
     FakeHermes,
     answer,
     breaking,
@@ -144,8 +145,8 @@ async def test_text_before_a_tool_call_is_not_part_of_the_answer(
     ]
     assert await run(chat, turn()) == [
         TextDelta("Let me see."),
-        ToolProgress("terminal", "start", "ls"),
-        ToolProgress("terminal", "end"),
+        ToolProgress("terminal", "start", "ls", call_id="c1"),
+        ToolProgress("terminal", "end", call_id="c1"),
         TextDelta("There ", replace=True),
         TextDelta("it is."),
         Completed("There it is."),
@@ -415,3 +416,15 @@ async def test_a_refusal_counts_even_if_its_body_is_cut(status: int) -> None:
         assert events[-1] == Completed("pong", Usage(3, 2, 5))
     else:
         assert failure(events) == {401: "auth", 413: "too_large", 500: "internal"}[status]
+
+
+@pytest.mark.parametrize(
+    "pieces", [upstream_error("HTTP 401: no"), [chunk(finish="stop", usage=USAGE), DONE]]
+)
+async def test_a_turn_that_fails_has_the_usage_that_hermes_reports(
+    hermes: FakeHermes, chat: ChatTransport, pieces: list[bytes]
+) -> None:
+    hermes.replies = [streaming(*pieces)]
+    (last,) = await run(chat, turn())
+    assert isinstance(last, Failed)
+    assert last.usage == Usage(3, 2, 5)

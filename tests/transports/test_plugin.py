@@ -225,6 +225,16 @@ async def test_a_system_prompt_is_sent_with_the_message(
     assert [body.get("system_prompt") for body in plugin.received] == ["Be brief.", None]
 
 
+async def test_the_plugin_is_told_what_the_peer_asked_for(
+    plugin: FakePlugin, transport: PluginTransport
+) -> None:
+    await run(transport, replace(turn("m-1"), extensions=frozenset({"tool_detail", "reasoning"})))
+    await run(transport, turn("m-2"))
+    always = ["subagent", "usage"]
+    wanted = [body["wants"] for body in plugin.received]
+    assert wanted == [[*always, "reasoning", "tool_detail"], always]
+
+
 async def test_files_are_sent_with_the_message(
     plugin: FakePlugin, transport: PluginTransport
 ) -> None:

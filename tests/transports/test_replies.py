@@ -11,21 +11,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from molecule_hermes import wire
 from molecule_hermes.errors import Draining, InternalFailure, Interrupted
 from molecule_hermes.transports.plugin.replies import Replies, Reply
 from molecule_hermes.turns.model import (
     Canceled,
     Completed,
+    Context,
     Failed,
     FileProduced,
     Notice,
     Question,
+    Reasoning,
+    Spent,
+    SubagentProgress,
     TextDelta,
     ToolProgress,
     TurnEvent,
     Usage,
 )
 from molecule_hermes.wire import Callback
+
+USED = {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3, "model": "m"}
 
 
 def callback(content: str = "", seq: int | None = None, to: str = "m", **metadata: Any) -> Callback:
@@ -128,7 +135,37 @@ async def test_a_callback_without_a_type_is_the_answer_of_an_older_plugin() -> N
             ),
             ToolProgress("t", "end", "p", 1.5, True, "o"),
         ),
+        (
+            callback(
+                "",
+                type="tool",
+                tool="t",
+                phase="end",
+                id="c1",
+                args={"n": 1},
+                error="no",
+                result="r",
+            ),
+            ToolProgress("t", "end", call_id="c1", args={"n": 1}, error="no", result="r"),
+        ),
+        (
+            callback(type="subagent", id="s", goal="g", phase="end", duration=2, ok=False),
+            SubagentProgress("s", "g", "end", 2.0, False),
+        ),
+        (callback("hm", type="reasoning"), Reasoning("hm")),
+        (
+            callback(type="usage", usage=USED, context={"used": 1, "window": 2}),
+            Spent(Usage(1, 2, 3, "m"), Context(1, 2)),
+        ),
         (callback("n", type="notice"), Notice("n")),
+        (
+            callback("n", type="notice", kind="retrying", attempt=1, of=2),
+            Notice("n", kind="retrying", attempt=1, of=2),
+        ),
+        (
+            Callback("c", "m", "n", wire.Notice(kind="fallback", from_model="a", to_model="b")),
+            Notice("n", kind="fallback", from_model="a", to_model="b"),
+        ),
         (callback("n", type="push"), Notice("n")),
         (
             callback("cap", type="file", name="a.txt", media_type="text/plain", data="aGk="),
@@ -144,11 +181,11 @@ async def test_a_callback_without_a_type_is_the_answer_of_an_older_plugin() -> N
         ),
         (callback("?", type="clarify", question_id="q"), Question("q", "clarify", "?")),
         (final("", status="canceled"), Canceled()),
+        (final("", status="canceled", usage=USED), Canceled(Usage(1, 2, 3, "m"))),
+        (final("x", usage=USED), Completed("x", Usage(1, 2, 3, "m"))),
         (
-            final(
-                "x", usage={"input_tokens": 1, "output_tokens": 2, "total_tokens": 3, "model": "m"}
-            ),
-            Completed("x", Usage(1, 2, 3, "m")),
+            final("x", context={"used": 1, "window": 2}, incomplete=True),
+            Completed("x", None, Context(1, 2), incomplete=True),
         ),
         (final("", silent=True), Completed("")),
     ],
@@ -162,10 +199,13 @@ async def test_each_type_of_callback_becomes_its_event(given_: Callback, event: 
 @pytest.mark.parametrize(
     ("given_", "kind"),
     [
-        (final("", status="failed", error={"kind": "quota", "message": "broke"}), "quota"),
-        (final("", status="failed"), "internal"),
-        (final(""), "empty_reply"),
-        (final(" \n"), "empty_reply"),
+        (
+            final("", status="failed", error={"kind": "quota", "message": "broke"}, usage=USED),
+            "quota",
+        ),
+        (final("", status="failed", usage=USED), "internal"),
+        (final("", usage=USED), "empty_reply"),
+        (final(" \n", usage=USED), "empty_reply"),
     ],
 )
 async def test_a_final_without_an_answer_is_a_failure(given_: Callback, kind: str) -> None:
@@ -173,6 +213,7 @@ async def test_a_final_without_an_answer_is_a_failure(given_: Callback, kind: st
         reply.take(given_)
         (event,) = await drained(reply)
         assert isinstance(event, Failed)
+        assert event.usage == Usage(1, 2, 3, "m")
         assert event.failure.kind == kind
 
 

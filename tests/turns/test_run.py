@@ -18,6 +18,7 @@ from molecule_hermes.turns.model import (
     Question,
     TextDelta,
     TurnEvent,
+    Usage,
 )
 from molecule_hermes.turns.run import MAX_OPEN, TRANSITIONS, IllegalTransition, State, TurnRun
 
@@ -204,7 +205,8 @@ def test_a_turn_that_the_bridge_stops_has_failed_and_the_peers_own_cancel_counts
     run = running()
     run.request_stop(cut)
     run.request_stop(Canceled())
-    assert run.end(Canceled()) is cut
+    spent = Usage(1, 2, 3, "m")
+    assert run.end(Canceled(spent)) == Failed(cut.failure, spent)
     assert run.state is State.FAILED
     run = running()
     run.request_stop(Canceled())

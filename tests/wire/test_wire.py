@@ -19,6 +19,7 @@ from molecule_hermes.wire import (
     Callback,
     Cancel,
     Clarify,
+    Context,
     Delta,
     File,
     Final,
@@ -27,6 +28,9 @@ from molecule_hermes.wire import (
     Origin,
     Problem,
     Push,
+    Reasoning,
+    Spent,
+    Subagent,
     Tool,
     Usage,
     WireError,
@@ -43,18 +47,47 @@ blobs = st.binary(max_size=200)
 counts = st.integers(0, 2**53 - 1)
 choices = st.lists(texts, max_size=5).map(tuple)
 problems = st.builds(Problem, st.sampled_from(sorted(FAILURES)), texts, texts, st.booleans())
-spent = st.builds(Usage, counts, counts, counts, labels)
+amounts = st.none() | st.floats(0, 1e6)
+of_model = st.builds(
+    Usage, counts, counts, counts, labels, counts, counts, labels, amounts, st.just(())
+)
+spent = st.builds(
+    Usage,
+    counts,
+    counts,
+    counts,
+    labels,
+    counts,
+    counts,
+    labels,
+    amounts,
+    st.lists(of_model, max_size=3).map(tuple),
+)
+contexts = st.builds(Context, counts, counts)
+phases = st.sampled_from(["start", "end"])
+kinds = st.sampled_from(["retrying", "compressed", "fallback", "waiting", "other"])
+arguments = st.dictionaries(
+    texts, st.one_of(texts, st.integers(-1000, 1000), st.booleans(), st.none()), max_size=5
+)
 bodies = st.one_of(
     st.builds(Delta, st.booleans()),
     st.builds(
         Tool,
         labels,
-        st.sampled_from(["start", "end"]),
+        phases,
         texts,
-        st.none() | st.floats(0, 1e6),
+        amounts,
         st.none() | st.booleans(),
+        texts,
+        labels,
+        arguments,
+        texts,
+        texts,
     ),
-    st.just(Notice()),
+    st.builds(Subagent, labels, texts, phases, amounts, st.none() | st.booleans()),
+    st.builds(Notice, labels, kinds, st.none() | counts, st.none() | counts, labels, labels),
+    st.just(Reasoning()),
+    st.builds(Spent, spent, st.none() | contexts),
     st.just(Push()),
     st.builds(File, labels, media_types, blobs),
     st.builds(File, labels, media_types, st.none(), urls),
@@ -65,6 +98,8 @@ bodies = st.one_of(
         st.sampled_from(["completed", "failed", "canceled"]),
         st.none() | problems,
         st.none() | spent,
+        st.booleans(),
+        st.none() | contexts,
         st.booleans(),
     ),
 )
@@ -84,6 +119,7 @@ values = st.one_of(
         system_prompt=texts,
         model=labels,
         response_format=st.none() | st.dictionaries(texts, texts | st.lists(st.booleans())),
+        wants=st.lists(texts, max_size=3).map(tuple),
     ),
     st.builds(Cancel, ids),
     st.builds(Answer, ids, ids, texts),
@@ -298,3 +334,14 @@ def test_the_public_names_are_pinned() -> None:
     assert wire.SECRET_HEADER == "X-Molecule-A2A-Secret"
     assert (wire.DEFAULT_PLATFORM_PORT, wire.DEFAULT_CALLBACK_PORT) == (8645, 8646)
     assert all(hasattr(wire, name) for name in wire.__all__)
+
+
+def test_a_sum_of_costs_is_known_only_if_each_is() -> None:
+    priced, free = Usage(1, 1, 2, "a", cost_usd=0.25), Usage(0, 0, 0)
+    assert (free + priced + priced).cost_usd == 0.5
+    assert (priced + Usage(1, 1, 2, "b")).cost_usd is None
+    assert (free + free).cost_usd is None
+
+
+def test_a_kind_of_notice_that_is_not_known_yet_is_another() -> None:
+    assert Notice.parse({"kind": "levitating"}) == Notice(kind="other")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from molecule_hermes.text import redact
@@ -25,7 +25,7 @@ class Chunk:
     text: str = ""
     finish_reason: str = ""
     error: str = ""
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage | None = None
 
 
 class EventStream:
@@ -94,11 +94,12 @@ def parse_tool(data: str) -> ToolProgress:
     tool = progress.get("tool")
     if not isinstance(tool, str) or not tool:
         raise StreamError("a tool event names no tool")
-    label = progress.get("label")
+    label, call = progress.get("label"), progress.get("toolCallId")
     return ToolProgress(
         tool=readable(tool[:_PREVIEW]),
         phase="end" if progress.get("status") == "completed" else "start",
         preview=redact(readable(label[:_PREVIEW])) if isinstance(label, str) else "",
+        call_id=readable(call[:_PREVIEW]) if isinstance(call, str) else "",
     )
 
 
@@ -121,9 +122,9 @@ def _error(chunk: dict[str, Any]) -> str:
     return ""
 
 
-def _usage(value: object) -> Usage:
+def _usage(value: object) -> Usage | None:
     if not isinstance(value, dict):
-        return Usage()
+        return None
     return Usage(
         _count(value.get("prompt_tokens")),
         _count(value.get("completion_tokens")),

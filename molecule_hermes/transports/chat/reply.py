@@ -17,6 +17,7 @@ from molecule_hermes.transports.chat.completions import (
 )
 from molecule_hermes.turns.model import (
     Completed,
+    Failed,
     Notice,
     TextDelta,
     ToolProgress,
@@ -45,7 +46,7 @@ class StreamedReply:
         self._interim = ""
         self._size = 0
 
-    async def read(self, content: aiohttp.StreamReader) -> Completed:
+    async def read(self, content: aiohttp.StreamReader) -> Completed | Failed:
         events = EventStream()
         finish: Chunk | None = None
         async for received in content.iter_any():
@@ -79,16 +80,16 @@ class StreamedReply:
         self._segment.append(text)
         self._events.put_nowait(TextDelta(text, replace=first and bool(self._interim)))
 
-    def _end(self, finish: Chunk | None) -> Completed:
+    def _end(self, finish: Chunk | None) -> Completed | Failed:
         if finish is None:
             raise Interrupted("the stream from Hermes ended without a finish")
         text = "".join(self._segment) or self._interim
         if finish.finish_reason == "error":
-            raise failure_from_model_error(finish.error)
+            return Failed(failure_from_model_error(finish.error), finish.usage)
         if finish.finish_reason == "length":
             self._events.put_nowait(Notice("the reply was cut at the model's output limit"))
         if not text.strip():
-            raise EmptyReply()
+            return Failed(EmptyReply(), finish.usage)
         if _FILE_MARK.search(text):
             self._events.put_nowait(Notice("files cannot be delivered over chat completions"))
         return Completed(text, finish.usage)

@@ -179,7 +179,7 @@ class ChatTransport:
             last = Failed(InternalFailure())
         events.put_nowait(last)
 
-    async def _request(self, turn: Turn, events: asyncio.Queue[TurnEvent]) -> Completed:
+    async def _request(self, turn: Turn, events: asyncio.Queue[TurnEvent]) -> Completed | Failed:
         if len(turn.text) > MAX_TEXT:
             raise TooLarge(
                 f"the message has {len(turn.text):,} characters; Hermes accepts {MAX_TEXT:,}"
@@ -227,7 +227,7 @@ class ChatTransport:
 
     async def _attempt(
         self, turn: Turn, body: bytes, events: asyncio.Queue[TurnEvent]
-    ) -> Completed:
+    ) -> Completed | Failed:
         reply = StreamedReply(events)
         try:
             async with self._open_session().post(

@@ -19,10 +19,12 @@ from molecule_hermes.turns.model import (
     FileProduced,
     Notice,
     Question,
+    Reasoning,
+    Spent,
+    SubagentProgress,
     TextDelta,
     ToolProgress,
     TurnEvent,
-    Usage,
     is_last,
 )
 from molecule_hermes.wire import (
@@ -32,9 +34,12 @@ from molecule_hermes.wire import (
     Delta,
     File,
     Final,
+    Subagent,
     Tool,
 )
 from molecule_hermes.wire import Notice as WireNotice
+from molecule_hermes.wire import Reasoning as WireReasoning
+from molecule_hermes.wire import Spent as WireSpent
 
 __all__ = ["Outcome", "Replies", "Reply", "event_of"]
 
@@ -149,9 +154,13 @@ def _event(callback: Callback) -> TurnEvent:  # noqa: PLR0911 - one for each typ
         case Delta():
             return TextDelta(text, replace=body.replace)
         case Tool():
-            return ToolProgress(
-                body.tool, body.phase, body.preview, body.duration, body.ok, body.output
-            )
+            return _tool(body)
+        case Subagent():
+            return SubagentProgress(body.id, body.goal, body.phase, body.duration, body.ok)
+        case WireReasoning():
+            return Reasoning(text)
+        case WireSpent():
+            return Spent(body.usage, body.context)
         case File():
             return FileProduced(body.name, body.media_type, body.data, body.url, text)
         case Approval():
@@ -162,18 +171,36 @@ def _event(callback: Callback) -> TurnEvent:  # noqa: PLR0911 - one for each typ
         case Final():
             return _end(body, text)
         case WireNotice():
-            return Notice(text, body.withdraws, body.answer)
+            models = (body.from_model, body.to_model)
+            figures = (body.kind, body.attempt, body.of, *models)
+            return Notice(text, body.withdraws, *figures, answer=body.answer)
         case _:
             return Notice(text)
 
 
+def _tool(body: Tool) -> ToolProgress:
+    return ToolProgress(
+        body.tool,
+        body.phase,
+        body.preview,
+        body.duration,
+        body.ok,
+        body.output,
+        call_id=body.id,
+        args=body.args,
+        error=body.error,
+        result=body.result,
+    )
+
+
 def _end(final: Final, text: str) -> TurnEvent:
+    figures = (final.usage, final.context)
     if final.status == "canceled":
-        return Canceled()
+        return Canceled(*figures)
     if final.error is not None:
-        return Failed(final.error.failure())
+        return Failed(final.error.failure(), *figures)
     if final.status == "failed":
-        return Failed(InternalFailure())
+        return Failed(InternalFailure(), *figures)
     if not text.strip() and not final.silent:
-        return Failed(EmptyReply())
-    return Completed(text, final.usage or Usage())
+        return Failed(EmptyReply(), *figures)
+    return Completed(text, *figures, incomplete=final.incomplete)

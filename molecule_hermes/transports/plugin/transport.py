@@ -68,6 +68,8 @@ _SENDS = 5
 _CONNECTIONS = 64
 _REFUSED_LIMIT = 2
 """After this many refused connections in a row, Hermes counts as dead."""
+_WANTS = ("subagent", "usage")
+"""Callbacks that every turn takes, but that a plugin must not send to an older bridge."""
 _SILENT_LIMIT = 10
 """After this many unanswered health checks in a row, Hermes counts as frozen."""
 
@@ -344,6 +346,7 @@ class PluginTransport:
             system_prompt=turn.system_prompt,
             model=turn.model,
             response_format=turn.response_format,
+            wants=(*_WANTS, *sorted(turn.extensions)),
         )
 
     def _lost(self, sends: int) -> TurnFailure:
