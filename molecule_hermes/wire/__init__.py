@@ -3,6 +3,7 @@
     Inbound    bridge → plugin   POST /a2a/inbound   a peer's message
     Cancel     bridge → plugin   POST /a2a/cancel    stop that message's turn
     Answer     bridge → plugin   POST /a2a/answer    the peer's answer to a question
+    Steer      bridge → plugin   POST /a2a/steer     the peer's message to that running turn
     Check      bridge → plugin   POST /a2a/check     whether this bridge may send messages
     Callback   plugin → bridge   POST callback_url   an event of a turn
                                                      (one of them, or a `batch` in order)
@@ -43,11 +44,22 @@ from molecule_hermes.wire.limits import (
     MAX_BATCH,
     MAX_BODY_BYTES,
     MAX_FILE_BYTES,
+    MAX_STEER,
     MAX_SYSTEM_PROMPT,
     REPLY_PATH,
     SECRET_HEADER,
+    STEER_PATH,
 )
-from molecule_hermes.wire.messages import Answer, Attachment, Cancel, Check, Inbound, Origin
+from molecule_hermes.wire.messages import (
+    Answer,
+    Attachment,
+    Cancel,
+    Check,
+    Inbound,
+    Origin,
+    Steer,
+    Steered,
+)
 
 __all__ = [
     "ANSWER_PATH",
@@ -62,9 +74,11 @@ __all__ = [
     "MAX_BATCH",
     "MAX_BODY_BYTES",
     "MAX_FILE_BYTES",
+    "MAX_STEER",
     "MAX_SYSTEM_PROMPT",
     "REPLY_PATH",
     "SECRET_HEADER",
+    "STEER_PATH",
     "Answer",
     "Approval",
     "Attachment",
@@ -81,6 +95,8 @@ __all__ = [
     "Origin",
     "Problem",
     "Push",
+    "Steer",
+    "Steered",
     "Tool",
     "Usage",
     "WireError",

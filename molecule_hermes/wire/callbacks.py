@@ -80,18 +80,28 @@ class Tool:
 class Notice:
     """A message from Hermes about the turn; never part of the answer.
 
-    `withdraws` is the id of a question that is no longer open.
+    `withdraws` is the id of a question that is no longer open. `interim` says that the content is
+    an answer after which the agent went on, because it was steered. `unheard` says that the content
+    is why the agent did not take a message that was to steer it.
     """
 
     type: ClassVar[str] = "notice"
     withdraws: str = ""
+    interim: bool = False
+    unheard: bool = False
 
     @classmethod
     def parse(cls, data: object) -> Self:
-        return cls(withdraws=Fields(data, "metadata").label("withdraws", default=""))
+        fields = Fields(data, "metadata")
+        return cls(
+            withdraws=fields.label("withdraws", default=""),
+            interim=fields.flag("interim", default=False),
+            unheard=fields.flag("unheard", default=False),
+        )
 
     def to_json(self) -> dict[str, object]:
-        return {"withdraws": self.withdraws} if self.withdraws else {}
+        names = ("withdraws", "interim", "unheard")
+        return {name: value for name in names if (value := getattr(self, name))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,13 @@ __all__ = [
     "MAX_CHOICES",
     "MAX_FILE_BYTES",
     "MAX_ID",
+    "MAX_STEER",
     "MAX_SYSTEM_PROMPT",
     "MAX_TEXT",
     "MAX_URL",
     "REPLY_PATH",
     "SECRET_HEADER",
+    "STEER_PATH",
 ]
 
 SECRET_HEADER = "X-Molecule-A2A-Secret"  # noqa: S105 - the name of a header
@@ -31,6 +33,7 @@ HEALTH_PATH = "/a2a/health"
 INBOUND_PATH = "/a2a/inbound"
 CANCEL_PATH = "/a2a/cancel"
 ANSWER_PATH = "/a2a/answer"
+STEER_PATH = "/a2a/steer"
 CHECK_PATH = "/a2a/check"
 REPLY_PATH = "/a2a/reply"
 
@@ -42,6 +45,8 @@ MAX_FILE_BYTES = 10 * 2**20
 MAX_ATTACHMENTS = 16
 MAX_ID = 256
 MAX_TEXT = 8 * 2**20
+MAX_STEER = 65_536
+"""Characters of a message that steers a turn: it becomes part of a tool's result."""
 MAX_SYSTEM_PROMPT = 65_536
 """Hermes's API silently cuts a longer one (gateway/platforms/api_server.py:126)."""
 MAX_URL = 2048

@@ -27,12 +27,14 @@ from molecule_hermes.wire import (
     Origin,
     Problem,
     Push,
+    Steer,
+    Steered,
     Tool,
     Usage,
     WireError,
 )
 
-PARSERS = (Inbound, Cancel, Answer, Callback)
+PARSERS = (Inbound, Cancel, Answer, Steer, Steered, Callback)
 
 ids = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=256)
 labels = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=256)
@@ -54,7 +56,7 @@ bodies = st.one_of(
         st.none() | st.floats(0, 1e6),
         st.none() | st.booleans(),
     ),
-    st.just(Notice()),
+    st.builds(Notice, labels, st.booleans(), st.booleans()),
     st.just(Push()),
     st.builds(File, labels, media_types, blobs),
     st.builds(File, labels, media_types, st.none(), urls),
@@ -85,6 +87,8 @@ values = st.one_of(
     ),
     st.builds(Cancel, ids),
     st.builds(Answer, ids, ids, texts),
+    st.builds(Steer, ids, texts, labels),
+    st.builds(Steered, st.booleans(), texts),
     st.builds(Callback, ids, ids, texts, bodies, st.none() | counts),
 )
 junk = st.recursive(
