@@ -47,6 +47,10 @@ _DIRECTIVE = re.compile(r"demo:(\w+)(?:=([^\s]+))?(?:[ \t]+([^\n]+))?")
 # How Hermes names the path of an attached file in the prompt (gateway/run.py:2290).
 _PATH = re.compile(r"(?:saved|attached) at: (/.+?)(?:\. Its |\])")
 _FILE_NOTE = re.compile(r"\[The user sent [^\]]*?'([^'\]]*)'[^\]]*\]")
+# How Hermes adds to a tool's result what the user said meanwhile (agent/prompt_builder.py:632).
+_STEERING = re.compile(
+    r"\s*\[OUT-OF-BAND USER MESSAGE[^\]]*\]\n(.*?)\n\[/OUT-OF-BAND USER MESSAGE\]", re.DOTALL
+)
 _IMAGE_NOTE = re.compile(r"\s*\[Image attached at: [^\]]*\]")
 _FAILURES: Mapping[str, tuple[int, str, str]] = {
     "401": (401, "invalid_api_key", "Incorrect API key provided: sk-demo0123456789abcdef."),
@@ -142,9 +146,9 @@ def _answer(
     if name := next((name for name in fixed if name in directives), ""):
         return _Answer(fixed[name], pause=pause)
     if messages[-1].get("role") == "tool":
-        result = _text(messages[-1])
+        result, steered = _without_steering(_text(messages[-1]))
         text = _delivery(result) if "file" in directives else f"The tool answered: {result[:2000]}"
-        return _Answer(text, pause=pause)
+        return _Answer(text + "".join(f"\nMeanwhile you said: {s}" for s in steered), pause=pause)
     if tool := _tool(last_user, directives):
         return _Answer("I will run that now.", tool=tool, pause=pause)
     if "words" in directives:
@@ -183,6 +187,11 @@ def _command(last_user: str, directives: Mapping[str, tuple[str, str]]) -> str:
         data = base64.b64encode(text.encode()).decode() if plain else text.removeprefix("base64:")
         return f"printf %s {shlex.quote(data)} | base64 -d > {path} && realpath {path}"
     return ""
+
+
+def _without_steering(result: str) -> tuple[str, list[str]]:
+    """A tool's result, and what the peer said while the tool ran."""
+    return _STEERING.sub("", result), [text.strip() for text in _STEERING.findall(result)]
 
 
 def _delivery(result: str) -> str:

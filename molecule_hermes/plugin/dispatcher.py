@@ -20,6 +20,7 @@ from molecule_hermes.plugin.files import remove
 from molecule_hermes.plugin.hermes_api import State
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Outbox
+from molecule_hermes.plugin.prompts import steering
 from molecule_hermes.plugin.turn import Question, Turn
 from molecule_hermes.plugin.verdict import final_of
 from molecule_hermes.text import redact
@@ -32,6 +33,8 @@ from molecule_hermes.wire import (
     Inbound,
     Notice,
     Push,
+    Steer,
+    Steered,
 )
 
 __all__ = ["Dispatcher", "Gateway", "NotAChoiceError", "NotFoundError"]
@@ -42,6 +45,14 @@ _POLL = 0.01
 _LOST_AFTER = 3
 """Seconds without a session in Hermes after which a turn counts as lost."""
 _STOP_TIMEOUT = 10.0
+_STEER_TIMEOUT = 5.0
+"""Seconds that a text waits for the agent that it is to steer."""
+_MAX_STEERS = 64
+"""Texts that one turn is steered with. Hermes keeps all of them in the conversation."""
+_UNHEARD = (
+    "the agent ended its answer before it read this message; send it as a new message, without "
+    "taskId"
+)
 
 
 class NotFoundError(LookupError):
@@ -72,6 +83,15 @@ class Gateway(Protocol):
         """Answers the oldest approval of the session; False if none waits."""
 
     def clarify(self, question_id: str, answer: str) -> bool: ...
+
+    def steer(self, turn: Turn, text: str) -> bool:
+        """Gives the turn's agent the text to read; False if no agent can take it."""
+
+    def take_unheard(self, turn: Turn) -> str:
+        """Takes back what the turn's agent was steered with and has not read."""
+
+    def shown(self, answer: str) -> str:
+        """The answer without the directives by which the agent delivers files."""
 
 
 class Dispatcher:
@@ -137,6 +157,26 @@ class Dispatcher:
         if not self._settle(turn):
             raise NotFoundError("the question is no longer open")
 
+    async def steer(self, steer: Steer) -> Steered:
+        turn = self._ledger.find(steer.message_id)
+        if turn is None:
+            raise NotFoundError("no such message is waiting or running")
+        require_same_bridge(turn.inbound, steer.bridge)
+        text = steering(steer.text)
+        if not text:
+            return Steered(False, "the message is empty")
+        if turn.steers >= _MAX_STEERS:
+            return Steered(False, f"a turn takes at most {_MAX_STEERS} messages while it runs")
+        begun = await self._until_stoppable(turn, _STEER_TIMEOUT)
+        if turn.canceled:
+            return Steered(False, "the turn is being canceled")
+        if turn.answer is not None or turn.ended.is_set():
+            return Steered(False, _UNHEARD)
+        if not begun or not self._gateway.steer(turn, text):
+            return Steered(False, "the agent has not begun yet; send the message again in a moment")
+        turn.steered(text)
+        return Steered(True)
+
     # Called for what Hermes does.
 
     def find(self, message_id: str) -> Turn | None:
@@ -161,7 +201,8 @@ class Dispatcher:
             self._post(turn, callback)
 
     def notice(self, turn: Turn, text: str) -> None:
-        self.emit(turn, turn.callback(Notice(), redact(text)))
+        if not turn.is_kept(text):
+            self.emit(turn, turn.callback(Notice(), redact(text)))
 
     def refuse(self, turn: Turn, reason: str) -> None:
         """Reports a file that is not delivered: now to the peer, with the next message to the
@@ -190,6 +231,12 @@ class Dispatcher:
             body = Approval(question.question_id, question.choices, *about)
         self.emit(turn, turn.callback(body, text))
 
+    def agent_runs(self, turn: Turn, prompt: str) -> None:
+        """The agent begins to work on this prompt."""
+        if turn.runs_again(prompt):
+            interim = self._gateway.shown(turn.interim[-1])
+            self.emit(turn, turn.callback(Notice(interim=True), interim))
+
     def approval_expired(self, turn: Turn) -> None:
         """Hermes gave up the oldest approval after its own timeout."""
         if oldest := next(_approvals(turn), None):
@@ -210,10 +257,18 @@ class Dispatcher:
         """Ends the turn and posts its final; does nothing if it has ended."""
         if failure is not None and turn.failure is None:
             turn.failure = failure
+        self._report_unheard(turn)
         final = final_of(turn)
         if self._ledger.finish(turn):
             self._post(turn, final)
             remove(turn.files)
+
+    def _report_unheard(self, turn: Turn) -> None:
+        """What is left must not steer the chat's next turn."""
+        if turn.steers and not turn.ended.is_set():
+            self._gateway.take_unheard(turn)
+            if turn.unheard and turn.answer is not None:
+                self.emit(turn, turn.callback(Notice(unheard=True), _UNHEARD))
 
     async def close(self) -> None:
         """Ends every unfinished message."""
@@ -257,10 +312,7 @@ class Dispatcher:
     async def _stop(self, turn: Turn) -> None:
         # A /stop into a session that has not begun would run as a message of its own. One that
         # comes before the agent is made ends the session, but the agent still runs.
-        for _ in range(int(_STOP_TIMEOUT / _POLL)):
-            if self._gateway.stoppable(turn) or turn.ended.is_set():
-                break
-            await asyncio.sleep(_POLL)
+        await self._until_stoppable(turn, _STOP_TIMEOUT)
         try:
             if not turn.ended.is_set():
                 async with asyncio.timeout(_STOP_TIMEOUT):
@@ -272,6 +324,16 @@ class Dispatcher:
             log.exception("stopping message %s failed", turn.message_id)
         finally:
             self.finish(turn)
+
+    async def _until_stoppable(self, turn: Turn, timeout: float) -> bool:
+        """Waits for an agent that works on the turn; False if there is none in time."""
+        for _ in range(int(timeout / _POLL)):
+            if turn.started and self._gateway.stoppable(turn):
+                return True
+            if turn.ended.is_set():
+                break
+            await asyncio.sleep(_POLL)
+        return False
 
     def _settle(self, turn: Turn) -> bool:
         """Passes on the answers in order. Hermes takes them oldest first (approval.py:2097), so

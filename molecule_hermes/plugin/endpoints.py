@@ -19,10 +19,12 @@ from molecule_hermes.wire import (
     HEALTH_PATH,
     INBOUND_PATH,
     SECRET_HEADER,
+    STEER_PATH,
     Answer,
     Cancel,
     Check,
     Inbound,
+    Steer,
     WireError,
 )
 
@@ -42,6 +44,7 @@ def application(
     app.router.add_post(INBOUND_PATH, endpoints.inbound)
     app.router.add_post(CANCEL_PATH, endpoints.cancel)
     app.router.add_post(ANSWER_PATH, endpoints.answer)
+    app.router.add_post(STEER_PATH, endpoints.steer)
     app.router.add_post(CHECK_PATH, endpoints.check)
     return app
 
@@ -78,6 +81,10 @@ class _Endpoints:
     async def answer(self, request: web.Request) -> web.Response:
         self._dispatcher.answer(Answer.parse(await request.read()))
         return web.json_response({"ok": True})
+
+    async def steer(self, request: web.Request) -> web.Response:
+        steered = await self._dispatcher.steer(Steer.parse(await request.read()))
+        return web.json_response(steered.to_json())
 
     async def check(self, request: web.Request) -> web.Response:
         require_allowed(Check.parse(await request.read()).callback_url, self._callbacks)

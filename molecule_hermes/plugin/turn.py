@@ -57,6 +57,12 @@ class Turn:
     """What Hermes sent as the reply, which may be an apology of its own."""
     failure: TurnFailure | None = None
     usage: Usage | None = None
+    steers: int = 0
+    """How many texts it was steered with."""
+    unheard: list[str] = field(default_factory=list)
+    """Those that the agent is not known to have read."""
+    interim: list[str] = field(default_factory=list)
+    """Answers after which the agent went on, because it was steered."""
     _draft: object = None
     _streamed: str = ""
 
@@ -91,6 +97,35 @@ class Turn:
         """The agent ended with this text."""
         self.answer, self.written, self.failure = text, written, None
 
+    def steered(self, text: str) -> None:
+        self.steers += 1
+        self.unheard.append(text)
+
+    def heard(self, words: str) -> None:
+        """The agent has read these words."""
+        self.unheard = [text for text in self.unheard if text not in words]
+
+    def runs_again(self, prompt: str) -> bool:
+        """Whether the agent, after an answer, runs again with what it was steered by. That answer
+        is then an interim one."""
+        if self.answer is None or not any(text in prompt for text in self.unheard):
+            return False
+        self.heard(prompt)
+        self.interim.append(self.answer)
+        self.answer = self.reply = None
+        self._draft = object()
+        return True
+
+    def continues(self, text: str) -> bool:
+        """Whether a text that names no message is the end of a streamed segment: Hermes does not
+        name it when the agent runs again."""
+        segment = text.lstrip("\n")
+        return bool(self.interim and self._streamed) and segment.startswith(self._streamed)
+
+    def is_kept(self, text: str) -> bool:
+        """Whether the text is the answer after which the agent is about to run again."""
+        return bool(self.unheard) and text == self.answer
+
     def model_failed(self, failure: TurnFailure) -> None:
         """A call of the model failed. The turn fails unless a later call succeeds."""
         self.failure = failure
@@ -106,6 +141,7 @@ class Turn:
         self.inbound = replace(self.inbound, content="", attachments=(), system_prompt="")
         self.answer = self.reply = None
         self._streamed = ""
+        self.unheard, self.interim = [], []
         self.questions.clear()
 
 

@@ -19,6 +19,7 @@ class Recorder:
     def on_hook(self, message_id: str, effect: Effect) -> None:
         self.names.append(message_id)
         dispatcher: Any = SimpleNamespace(
+            agent_runs=lambda turn, prompt: turn.runs_again(prompt),
             emit=lambda turn, callback: self.callbacks.append(callback),
             notice=lambda turn, text: self.callbacks.append(turn.callback(Notice(), text)),
         )
@@ -134,3 +135,26 @@ def test_the_beginning_of_a_tools_result_is_reported(
 ) -> None:
     recorder.fire("post_tool_call", tool_name="t", args={}, status="ok", result=result)
     assert recorder.callbacks[0].body.output == shown
+
+
+@pytest.mark.parametrize(
+    "content", ["a result\n\n[…]\nuse blue\n[/…]", [{"type": "text", "text": "use blue"}, "x"]]
+)
+def test_a_text_in_a_tools_result_was_read_by_the_agent(recorder: Any, content: Any) -> None:
+    recorder.turn.steered("use blue")
+    history = [{"role": "user", "content": "use blue"}, None]
+    recorder.fire("post_llm_call", assistant_response="hi", conversation_history=history)
+    assert recorder.turn.unheard == ["use blue"]
+    history = [{"role": "tool", "content": content}, {"role": "tool", "content": None}]
+    recorder.fire("post_llm_call", assistant_response="hi", conversation_history=history)
+    assert recorder.turn.unheard == []
+
+
+def test_a_second_run_with_the_text_makes_the_first_answer_an_interim_one(recorder: Any) -> None:
+    recorder.turn.steered("use blue")
+    recorder.fire("post_llm_call", assistant_response="red")
+    recorder.fire("pre_llm_call", user_message=["not", "text"])
+    assert recorder.turn.interim == []
+    recorder.fire("pre_llm_call", user_message="use blue")
+    recorder.fire("post_llm_call", assistant_response="blue")
+    assert (recorder.turn.interim, recorder.turn.answer) == (["red"], "blue")

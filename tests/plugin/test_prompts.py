@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,3 +27,14 @@ def test_the_agent_learns_of_files_that_were_not_delivered() -> None:
     assert prompts.with_refusals("hello", []) == "hello"
     text = prompts.with_refusals("hello", ["the file a is not available"])
     assert text == "[Your last answer: the file a is not available]\n\nhello"
+
+
+@pytest.mark.parametrize("text", ["/new", "  /stop now", "\x00/steer x"])
+def test_a_command_stays_text_when_hermes_strips_it(text: str) -> None:
+    from gateway.platforms.base import MessageEvent
+
+    steering = prompts.steering(text)
+    assert steering == steering.strip()
+    assert not MessageEvent(steering).is_command()
+    assert steering.endswith(text.strip("\x00 "))
+    assert prompts.steering(" \x00\n") == ""
