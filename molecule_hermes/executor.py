@@ -22,10 +22,11 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.agent_execution import AgentExecutor, RequestContext, RequestContextBuilder
 from a2a.server.events import EventQueue
 from a2a.server.tasks import TaskUpdater
 from a2a.types import Message, TaskState
+from a2a.utils.errors import UnsupportedOperationError
 
 from molecule_hermes.errors import (
     BadRequest,
@@ -44,7 +45,8 @@ from molecule_hermes.protocol.dialogue import Approvals, Dialogue
 from molecule_hermes.protocol.incoming import Attachments, without_bytes
 from molecule_hermes.protocol.message_reply import MessageQueue
 from molecule_hermes.protocol.reply import ReplyArtifact
-from molecule_hermes.protocol.states import state_name
+from molecule_hermes.protocol.states import INTERRUPTED, state_name
+from molecule_hermes.protocol.steering import Steering, SteeringContextBuilder
 from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.transports.base import Transport
 from molecule_hermes.turns.model import Canceled, Completed, End, Failed, Question, Turn, is_last
@@ -96,13 +98,14 @@ class HermesAgentProxyExecutor(AgentExecutor):
             asks=asks,
             on_question=self._explain_wait,
         )
+        self._steering = Steering(transport)
         self._metrics = metrics or Metrics()
         self._replies_with_message = replies_with_message
         self._admit = admit or (lambda peer: None)
         self._complete = complete or (lambda turn, message: turn)
         self._runs: dict[str, ActiveTurn] = {}
-        self._asked_and_ended: deque[str] = deque(maxlen=1000)
-        """The last tasks that asked something and have ended."""
+        self._ended: deque[str] = deque(maxlen=1000)
+        """The last tasks that have ended."""
 
     @property
     def turns(self) -> int:
@@ -115,18 +118,18 @@ class HermesAgentProxyExecutor(AgentExecutor):
         return sum(active.run.state is State.ASKING for active in self._runs.values())
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
-        if self._replies_with_message:
-            event_queue = MessageQueue(event_queue)
         active = self._runs.get(context.task_id or "")
-        if active is None and context.task_id in self._asked_and_ended:
-            # The turn ended while this answer was on its way: its last state is in the queue,
+        if active is None and context.current_task is not None and context.task_id in self._ended:
+            # The turn ended while this message was on its way: its last state is in the queue,
             # and a second one would replace it.
             return
         if active is None:
-            active = await self._begin(context, event_queue)
+            queue = MessageQueue(event_queue) if self._replies_with_message else event_queue
+            active = await self._begin(context, queue)
         else:
-            active.updater.event_queue = event_queue
-            await self._dialogue.take_answer(active, context)
+            if not self._replies_with_message:
+                active.updater.event_queue = event_queue
+            await self._take(active, context)
         try:
             while not active.resting.is_set():  # a question may be settled before this wakes up
                 await active.resting.wait()
@@ -134,6 +137,31 @@ class HermesAgentProxyExecutor(AgentExecutor):
             # The SDK closes the task, and with it the queue that the turn speaks through.
             await active.abandon()
             raise
+
+    async def _take(self, active: ActiveTurn, context: RequestContext) -> None:
+        """Takes a further message. It is an answer if its peer has seen a question."""
+        task, message = context.current_task, context.message
+        if message is None or message.message_id in active.steered:
+            return
+        if task is not None and task.status.state in INTERRUPTED:
+            await self._dialogue.take_answer(active, context)
+        else:
+            await self._steering.take(active, message)
+
+    @property
+    def request_context_builder(self) -> RequestContextBuilder:
+        """For the SDK's `DefaultRequestHandler`: with it, messages steer turns there, too."""
+        return SteeringContextBuilder(self._steer)
+
+    async def _steer(self, task_id: str, message: Message) -> str:
+        active = self._runs.get(task_id)
+        if active is None:
+            return ""
+        if active.run.question is None:
+            if not self._steering.supported:
+                raise UnsupportedOperationError(f"task {task_id} is still working")
+            await self._steering.take(active, message)
+        return active.turn.context_id
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Stops the turn; returns when its task is CANCELED or ended on its own.
@@ -206,8 +234,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
             logger.exception("the end of turn %s could not be stored", active.turn.message_id)
         finally:
             self._runs.pop(active.turn.task_id, None)
-            if active.run.asked:
-                self._asked_and_ended.append(active.turn.task_id)
+            self._ended.append(active.turn.task_id)
             active.ended.set()
             active.resting.set()
             if active.expiry is not None:
@@ -263,6 +290,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
                     await updates.waiting(other.updater, *self._asking_before(other.turn))
 
     async def _forward(self, active: ActiveTurn) -> End:
+        active.complete()
         active.run.send()
         async with aclosing(self._transport.run(active.turn)) as events:
             async for event in events:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from a2a.server.tasks import TaskUpdater
 
@@ -49,6 +49,10 @@ class ActiveTurn:
     resting: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while a question waits, and when the turn has ended: `execute` may return."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    steered: set[str] = field(default_factory=set)
+    """The ids of the messages that were to steer the turn, taken or not."""
+    additions: list[str] = field(default_factory=list)
+    """What the peer added before Hermes got the turn."""
     began: float = field(default_factory=time.monotonic)
     first_text: float | None = None
     _time_left: float = 0.0
@@ -57,6 +61,11 @@ class ActiveTurn:
         if self.run.state is State.QUEUED:
             return Interrupted.before_it_began(message)
         return Interrupted(message)
+
+    def complete(self) -> None:
+        """Adds to the turn's text what the peer said while the turn waited."""
+        texts = [text for text in (self.turn.text, *self.additions) if text]
+        self.turn = replace(self.turn, text="\n\n".join(texts))
 
     async def show(self, event: TurnEvent) -> None:
         """Shows the peer an event that is not a question."""

@@ -18,6 +18,7 @@ from molecule_hermes.errors import TurnFailure
 from molecule_hermes.protocol.questions import describe
 from molecule_hermes.text import one_line, shorten
 from molecule_hermes.turns.model import FileProduced, Notice, Question, ToolProgress, Turn, Usage
+from molecule_hermes.wire import Steered
 
 __all__ = [
     "asking",
@@ -27,6 +28,7 @@ __all__ = [
     "file",
     "notice",
     "status_of",
+    "steered",
     "submitted",
     "tool",
     "usage",
@@ -68,7 +70,22 @@ async def tool(updater: TaskUpdater, progress: ToolProgress) -> None:
     await working(updater, _line(progress), {"tool": known})
 
 
+async def steered(updater: TaskUpdater, message_id: str, outcome: Steered, text: str) -> None:
+    """Says whether the running turn takes the peer's message."""
+    about: dict[str, Any] = {"messageId": message_id, "accepted": outcome.accepted}
+    if outcome.reason:
+        about["reason"] = outcome.reason
+    await working(updater, text, {"steered": about})
+
+
 async def notice(updater: TaskUpdater, remark: Notice) -> None:
+    if remark.kind == "interim":
+        await working(updater, remark.text, {"interim": True})
+        return
+    if remark.kind == "unheard":
+        about = {"accepted": False, "reason": remark.text}
+        await working(updater, f"not taken: {remark.text}", {"steered": about})
+        return
     await working(updater, remark.text, {"notice": remark.text, "kind": remark.kind})
 
 

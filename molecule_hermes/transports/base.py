@@ -9,6 +9,7 @@ from typing import Protocol, Self
 from molecule_hermes.backoff import Backoff
 from molecule_hermes.turns.features import Feature
 from molecule_hermes.turns.model import Turn, TurnEvent
+from molecule_hermes.wire import Steered
 
 __all__ = ["BACKOFF", "QuestionGoneError", "Transport", "as_payload"]
 
@@ -52,6 +53,11 @@ class Transport(Protocol):
 
     async def answer(self, turn: Turn, question_id: str, answer: str) -> None:
         """Answers a question of the turn. Raises `QuestionGoneError` or a `TurnFailure`."""
+        ...
+
+    async def steer(self, turn: Turn, text: str) -> Steered:
+        """Passes a text to a running turn. The result says whether the turn takes it, and if not,
+        why. Raises a `TurnFailure` if Hermes cannot be asked."""
         ...
 
     async def check(self) -> None:

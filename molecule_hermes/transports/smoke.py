@@ -9,6 +9,7 @@ from molecule_hermes.errors import Unreachable
 from molecule_hermes.transports.base import QuestionGoneError
 from molecule_hermes.turns.features import Feature
 from molecule_hermes.turns.model import Failed, Turn, TurnEvent
+from molecule_hermes.wire import Steered
 
 __all__ = ["SmokeTransport"]
 
@@ -33,6 +34,9 @@ class SmokeTransport:
 
     async def answer(self, turn: Turn, question_id: str, answer: str) -> None:
         raise QuestionGoneError(question_id)
+
+    async def steer(self, turn: Turn, text: str) -> Steered:
+        return Steered(False, _no_hermes().message)
 
     async def check(self) -> None:
         raise _no_hermes()

@@ -40,6 +40,11 @@ class Feature(Enum):
         "no: Hermes blocks the command, and the agent is told",
     )
     CLARIFICATIONS = _Row("the agent's questions to the peer", "yes", "no: the agent cannot ask")
+    STEERING = _Row(
+        "a message to a task that is working reaches the running turn",
+        "yes",
+        "no: Hermes's API cannot steer a running turn",
+    )
     CANCEL = _Row(
         "CancelTask ends the task, keeps its text and frees the conversation", "yes", "yes"
     )

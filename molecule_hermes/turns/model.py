@@ -115,7 +115,9 @@ class Notice:
     text: str
     withdraws: str = ""
     """The id of a question that Hermes no longer wants answered."""
-    kind: Literal["retrying", "other"] = "other"
+    kind: Literal["retrying", "interim", "unheard", "other"] = "other"
+    """`interim`: the text is an answer after which the agent went on, because it was steered.
+    `unheard`: the text says why a message that was to steer the agent did not."""
 
 
 @dataclass(frozen=True, slots=True)

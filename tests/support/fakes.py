@@ -18,6 +18,7 @@ from aiohttp import web
 
 from molecule_hermes.turns.features import features_of
 from molecule_hermes.turns.model import Canceled, Turn, TurnEvent
+from molecule_hermes.wire import Steered
 from tests.support.serving import serve
 
 KEY = "0123456789abcdef-test"
@@ -169,6 +170,8 @@ class ScriptedTransport:
         self._answered: dict[str, asyncio.Queue[str]] = {}
         self._canceled: dict[str, asyncio.Event] = {}
         self.deaf = False
+        self.steers: list[str] = []
+        self.steered: Steered | Exception = Steered(True)
 
     @property
     def pending(self) -> int:
@@ -197,6 +200,12 @@ class ScriptedTransport:
             raise self.refuses_answers
         self.answers.append((question_id, answer))
         self._answered[turn.message_id].put_nowait(answer)
+
+    async def steer(self, turn: Turn, text: str) -> Steered:
+        if isinstance(self.steered, Exception):
+            raise self.steered
+        self.steers.append(text)
+        return self.steered
 
     async def run(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
         self.turns.append(turn)

@@ -34,7 +34,7 @@ from molecule_hermes.transports.chat.completions import (
 )
 from molecule_hermes.transports.chat.history import with_history
 from molecule_hermes.transports.chat.reply import StreamedReply
-from molecule_hermes.turns.features import features_of
+from molecule_hermes.turns.features import Feature, features_of, why_not
 from molecule_hermes.turns.model import (
     Canceled,
     Completed,
@@ -44,6 +44,7 @@ from molecule_hermes.turns.model import (
     TurnEvent,
     is_last,
 )
+from molecule_hermes.wire import Steered
 
 __all__ = ["MAX_BODY", "MAX_TEXT", "ChatTransport"]
 
@@ -157,6 +158,9 @@ class ChatTransport:
     async def answer(self, turn: Turn, question_id: str, answer: str) -> None:
         """Hermes asks nothing over chat completions: its tools refuse dangerous commands."""
         raise QuestionGoneError(question_id)
+
+    async def steer(self, turn: Turn, text: str) -> Steered:
+        return Steered(False, why_not(Feature.STEERING, "chat"))
 
     async def _read(self, turn: Turn, events: asyncio.Queue[TurnEvent]) -> None:
         last: TurnEvent

@@ -135,6 +135,8 @@ def event_of(callback: Callback) -> TurnEvent:  # noqa: PLR0911 - one for each t
         case Final():
             return _end(body, text)
         case WireNotice():
+            if body.interim or body.unheard:
+                return Notice(text, kind="interim" if body.interim else "unheard")
             return Notice(text, body.withdraws)
         case _:
             return Notice(text)
