@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -183,6 +184,24 @@ async def test_a_command_in_the_message_is_text(alice: Client) -> None:
     async with running(alice, "demo:slow=0.1 one two three four five", streams) as turn:
         await ask(alice, "/new", task_id=turn.task_id)
     assert "You said: Message: /new" in turn.text
+
+
+async def test_the_send_command_steers_a_running_task(stack: Stack, alice: Client) -> None:
+    async with running(alice, "demo:run sleep 3; echo done", runs_a_tool) as turn:
+        command = ["send", "--url", stack.url, "--token", ALICE, "--task", turn.task_id, "use blue"]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "molecule_hermes",
+            *command,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await process.communicate()
+    assert process.returncode == 0, err
+    assert "Meanwhile you said: use blue" in out.decode()
+    assert "the agent reads the message" in err.decode()
+    assert "Meanwhile you said: use blue" in turn.text
 
 
 @pytest.mark.without
