@@ -257,7 +257,8 @@ class MoleculeAdapter(BasePlatformAdapter):  # type: ignore[misc]
         if turn is None:
             known = self._dispatcher.push(chat_id, content)
             return _sent() if known else _not_sent("the peer of this chat is unknown")
-        if reply_to != turn.message_id and not turn.continues(content):
+        answer = self.shown(turn.answer or "")
+        if reply_to != turn.message_id and not turn.continues(content, answer):
             self._dispatcher.notice(turn, content)
             return _sent()
         turn.reply = content

@@ -116,11 +116,13 @@ class Turn:
         self._draft = object()
         return True
 
-    def continues(self, text: str) -> bool:
-        """Whether a text that names no message is the end of a streamed segment: Hermes does not
-        name it when the agent runs again."""
-        segment = text.lstrip("\n")
-        return bool(self.interim and self._streamed) and segment.startswith(self._streamed)
+    def continues(self, text: str, answer: str) -> bool:
+        """Whether a text that names no message is the end of a streamed segment, or the answer as
+        it is shown: Hermes does not name the message when the agent runs again."""
+        if not self.interim:
+            return False
+        streamed = bool(self._streamed) and text.lstrip("\n").startswith(self._streamed)
+        return streamed or text.strip() == answer.strip()
 
     def is_kept(self, text: str) -> bool:
         """Whether the text is the answer after which the agent is about to run again."""

@@ -130,6 +130,7 @@ async def test_without_a_later_tool_the_task_goes_on_after_its_answer(alice: Cli
     assert "You said: and something else" in turn.text
     assert reply_text(task) == turn.text == steering.text
     assert {"interim": True} in turn.data
+    assert not [data for data in turn.data if "notice" in data]
     # The demo model counts 10 tokens for each prompt.
     assert task.metadata["usage"]["inputTokens"] == 20
 
