@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from a2a.client import Client
 from a2a.helpers import new_data_part, new_raw_part
-from a2a.types import CancelTaskRequest, GetTaskRequest, Role, Task
+from a2a.server.agent_execution import RequestContext
+from a2a.server.context import ServerCallContext
+from a2a.types import CancelTaskRequest, GetTaskRequest, Role, Task, TaskState
 from a2a.utils.errors import UnsupportedOperationError
 from google.protobuf import json_format
 
@@ -236,6 +238,63 @@ async def test_a_message_during_a_question_is_its_answer(bridge: StartBridge) ->
     assert answered.states[-1] == "COMPLETED"
     assert transport.answers == [("q1", "once")]
     assert not transport.steers
+
+
+async def test_a_message_from_before_the_question_leaves_the_question_open(
+    bridge: StartBridge,
+) -> None:
+    transport = ScriptedTransport(TextDelta("x"), APPROVAL, Answered(), Completed("xy"))
+    async with bridge(transport) as b, peer(b.url) as client:
+        asked = await ask(client, "go")
+        task = await client.get_task(GetTaskRequest(id=asked.task_id))
+        # As it was when the peer wrote.
+        task.status.state = TaskState.TASK_STATE_WORKING
+        request = message("yes", task_id=asked.task_id)
+        call = RequestContext(ServerCallContext(), request, task.id, task.context_id, task)
+        (active,) = b._executor._runs.values()
+        await b._executor.execute(call, active.updater.event_queue)
+        assert transport.steers == ["yes"]
+        assert not transport.answers
+        task = await client.get_task(GetTaskRequest(id=asked.task_id))
+        assert state(task) == "INPUT_REQUIRED"
+        assert "question" in task.status.message.metadata
+        assert "steered" in task.history[-1].metadata
+        answered = await ask(client, "deny", task_id=asked.task_id)
+    assert transport.answers == [("q1", "deny")]
+    assert answered.states[-1] == "COMPLETED"
+
+
+async def test_a_message_that_arrives_after_the_end_is_refused_as_one_to_an_ended_task(
+    bridge: StartBridge,
+) -> None:
+    transport = Working()
+    async with bridge(transport) as b, peer(b.url) as client:
+        turn = await begun(client)
+        take = b._executor._steering.take
+
+        async def late(active: Any, given: Any) -> None:
+            transport.over.set()
+            await active.ended.wait()
+            await take(active, given)
+
+        b._executor._steering.take = late  # type: ignore[method-assign]
+        with pytest.raises(UnsupportedOperationError, match="ended before the message reached it"):
+            await ask(client, "use blue", task_id=turn.task_id)
+    assert not transport.steers
+
+
+async def test_a_peer_that_gets_messages_gets_the_answer_of_the_steered_turn(
+    bridge: StartBridge,
+) -> None:
+    transport = Working()
+    async with bridge(transport, REPLY="message") as b, peer(b.url) as client, asyncio.timeout(20):
+        first = asyncio.create_task(ask(client, "go"))
+        await until(lambda: transport.turns)
+        steering = asyncio.create_task(ask(client, "blue", task_id=transport.turns[0].task_id))
+        await until(lambda: transport.steers)
+        transport.over.set()
+        replies = [(await each).events[-1].message.parts[0].text for each in (first, steering)]
+    assert replies == ["the end", "the end"]
 
 
 async def test_a_canceled_task_takes_no_message(bridge: StartBridge) -> None:
