@@ -158,6 +158,7 @@ class Dispatcher:
             raise NotFoundError("the question is no longer open")
 
     async def steer(self, steer: Steer) -> Steered:
+        """Passes a text to the agent of a running message, once that agent has begun."""
         turn = self._ledger.find(steer.message_id)
         if turn is None:
             raise NotFoundError("no such message is waiting or running")
@@ -165,15 +166,15 @@ class Dispatcher:
         text = steering(steer.text)
         if not text:
             return Steered(False, "the message is empty")
+        begun = await self._until_stoppable(turn, _STEER_TIMEOUT)
         if turn.steers >= _MAX_STEERS:
             return Steered(False, f"a turn takes at most {_MAX_STEERS} messages while it runs")
-        begun = await self._until_stoppable(turn, _STEER_TIMEOUT)
         if turn.canceled:
             return Steered(False, "the turn is being canceled")
         if turn.answer is not None or turn.ended.is_set():
             return Steered(False, _UNHEARD)
         if not begun or not self._gateway.steer(turn, text):
-            return Steered(False, "the agent has not begun yet; send the message again in a moment")
+            return Steered(False, "the agent has not begun yet; send a new message in a moment")
         turn.steered(text)
         return Steered(True)
 
