@@ -22,9 +22,10 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.agent_execution import AgentExecutor, RequestContext, RequestContextBuilder
 from a2a.server.events import EventQueue
 from a2a.types import Message, Task, TaskState
+from a2a.utils.errors import UnsupportedOperationError
 
 from molecule_hermes.errors import (
     BadRequest,
@@ -48,7 +49,8 @@ from molecule_hermes.protocol.prompts import Prompts
 from molecule_hermes.protocol.recovery import Resumed
 from molecule_hermes.protocol.reply import REASONING, artifact_text
 from molecule_hermes.protocol.schema_process import SchemaProcesses
-from molecule_hermes.protocol.states import state_name
+from molecule_hermes.protocol.states import INTERRUPTED, state_name
+from molecule_hermes.protocol.steering import Steering, SteeringContextBuilder
 from molecule_hermes.protocol.turn_record import TurnRecord
 from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.transports.base import NotSentError, Transport
@@ -122,13 +124,14 @@ class HermesAgentProxyExecutor(AgentExecutor):
             asks=asks,
             on_question=self._explain_wait,
         )
+        self._steering = Steering(transport, self._dialogue.show_open)
         self._metrics = metrics or Metrics()
         self._replies_with_message = replies_with_message
         self._admit = admit or (lambda peer: None)
         self._complete = complete or (lambda turn, message: turn)
         self._runs: dict[str, ActiveTurn] = {}
-        self._asked_and_ended: deque[str] = deque(maxlen=1000)
-        """The last tasks that asked something and have ended."""
+        self._ended: deque[str] = deque(maxlen=1000)
+        """The last tasks that have ended."""
 
     @property
     def turns(self) -> int:
@@ -141,18 +144,18 @@ class HermesAgentProxyExecutor(AgentExecutor):
         return sum(len(active.run.open) for active in self._runs.values())
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
-        if self._replies_with_message:
-            event_queue = MessageQueue(event_queue)
         active = self._runs.get(context.task_id or "")
-        if active is None and context.task_id in self._asked_and_ended:
-            # The turn ended while this answer was on its way: its last state is in the queue,
+        if active is None and context.current_task is not None and context.task_id in self._ended:
+            # The turn ended while this message was on its way: its last state is in the queue,
             # and a second one would replace it.
             return
         if active is None:
-            active = await self._begin(context, event_queue)
+            queue = MessageQueue(event_queue) if self._replies_with_message else event_queue
+            active = await self._begin(context, queue)
         else:
-            active.queue.inner = event_queue
-            await self._dialogue.take_answer(active, context)
+            if not self._replies_with_message:
+                active.queue.inner = event_queue
+            await self._take(active, context)
         try:
             while not active.resting.is_set():  # a question may be settled before this wakes up
                 await active.resting.wait()
@@ -160,6 +163,31 @@ class HermesAgentProxyExecutor(AgentExecutor):
             # The SDK closes the task, and with it the queue that the turn speaks through.
             await active.abandon()
             raise
+
+    async def _take(self, active: ActiveTurn, context: RequestContext) -> None:
+        """Takes a further message. It is an answer if its peer has seen a question."""
+        task, message = context.current_task, context.message
+        if message is None or message.message_id in active.steered:
+            return
+        if task is not None and task.status.state in INTERRUPTED:
+            await self._dialogue.take_answer(active, context)
+        else:
+            await self._steering.take(active, message)
+
+    @property
+    def request_context_builder(self) -> RequestContextBuilder:
+        """For the SDK's `DefaultRequestHandler`: with it, messages steer turns there, too."""
+        return SteeringContextBuilder(self._steer)
+
+    async def _steer(self, task_id: str, message: Message) -> str:
+        active = self._runs.get(task_id)
+        if active is None:
+            return ""
+        if active.run.question is None:
+            if not self._steering.supported:
+                raise UnsupportedOperationError(f"task {task_id} is still working")
+            await self._steering.take(active, message)
+        return active.turn.context_id
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Stops the turn; returns when its task is CANCELED or ended on its own.
@@ -277,8 +305,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
             logger.exception("the end of turn %s could not be stored", active.turn.message_id)
         finally:
             self._runs.pop(active.turn.task_id, None)
-            if active.run.asked:
-                self._asked_and_ended.append(active.turn.task_id)
+            self._ended.append(active.turn.task_id)
             active.ended.set()
             active.resting.set()
             await active.forget_questions()
@@ -370,6 +397,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
                     await updates.waiting(other.updater, *self._asking_before(other.turn))
 
     async def _forward(self, active: ActiveTurn) -> End:
+        active.complete()
         active.run.send()
         return await self._data_replies.settle(active, await self._relay(active), self._relay)
 

@@ -125,7 +125,7 @@ def _send_command(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     add = send.add_argument
     add("text", nargs="?", metavar="TEXT", help="the message; - reads it from standard input")
     add("--context", default="", metavar="ID", help="continue this conversation")
-    add("--task", default="", metavar="ID", help="answer the open question of this task")
+    add("--task", default="", metavar="ID", help="steer this running task, or answer its question")
     add(
         "--file",
         action="append",
@@ -178,7 +178,7 @@ def _request(options: argparse.Namespace) -> SendMessageRequest:
     if options.text is None and not options.file:
         raise ConfigError("there is no message to send", "give a TEXT or --file PATH")
     if options.task and options.file:
-        raise ConfigError("a file cannot answer a question", "use --file without --task")
+        raise ConfigError("a task takes only text", "use --file without --task")
     text = options.text or ""
     if text == "-":
         # It is None if the caller closed it.

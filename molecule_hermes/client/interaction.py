@@ -15,6 +15,7 @@ from a2a.helpers import get_text_parts, new_data_part
 from a2a.types import (
     CancelTaskRequest,
     GetTaskRequest,
+    Message,
     SendMessageRequest,
     StreamResponse,
     SubscribeToTaskRequest,
@@ -25,6 +26,7 @@ from a2a.utils.errors import (
     A2AError,
     MethodNotFoundError,
     TaskNotCancelableError,
+    TaskNotFoundError,
     UnsupportedOperationError,
 )
 from google.protobuf import json_format
@@ -122,9 +124,14 @@ class _Exchange:
         self._status = TaskStatus()
         self._metadata: dict[str, Any] = {}
         self._asked = ""
+        self._message = Message()
+        """The message of the command itself."""
+        self._taken = True
+        """Whether the running task takes that message; True if the task did not run before."""
 
     async def run(self, request: SendMessageRequest) -> int:
         self._interrupts.cancels_task = True
+        self._message = request.message
         try:
             async with self._cancels_when_interrupted():
                 await self._converse(request)
@@ -179,6 +186,16 @@ class _Exchange:
         if status := status_in(event):
             self._status = status
             self._metadata = json_format.MessageToDict(payload.metadata)
+            self._note_verdict()
+
+    def _note_verdict(self) -> None:
+        """The agent says whether the running task takes a message. It names the message, unless
+        it has found out later that it did not."""
+        verdict = json_format.MessageToDict(self._status.message.metadata).get("steered")
+        if not self._message.task_id or not isinstance(verdict, dict):
+            return
+        if verdict.get("messageId", self._message.message_id) == self._message.message_id:
+            self._taken = bool(verdict.get("accepted"))
 
     @property
     def _asks(self) -> bool:
@@ -323,12 +340,20 @@ class _Exchange:
         if self._interrupts.received.is_set():
             return INTERRUPTED
         completed = self._status.state == TaskState.TASK_STATE_COMPLETED
-        return 0 if completed and self._printer.kept_all else 1
+        return 0 if completed and self._taken and self._printer.kept_all else 1
 
     def _may_still_run(self) -> str:
         return f"task {self._task_id} may still run" if self._task_id else "the task may still run"
 
     def _explained(self, error: Exception) -> StartError:
+        if self._message.task_id and isinstance(error, TaskNotFoundError):
+            return StartError(
+                f"the agent has no task {self._message.task_id}",
+                "check the id, and that --token is of the peer that began the task",
+            )
+        if self._message.task_id and isinstance(error, UnsupportedOperationError):
+            hint = "send the message without --task; --context ID keeps it in the conversation"
+            return StartError(f"the task does not take the message: {_one_line(error)}", hint)
         if not _is_broken(error):
             return StartError(_one_line(error), _hint(error))
         hint = self._may_still_run() if self._task_id else "check that the agent is running"

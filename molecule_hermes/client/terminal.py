@@ -31,6 +31,7 @@ _ENDS = {
     TaskState.TASK_STATE_CANCELED: "canceled",
     TaskState.TASK_STATE_AUTH_REQUIRED: "authorization required",
 }
+_GOES_ON = "the agent goes on after this answer"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -136,7 +137,10 @@ class Printer:
         message_id = status.message.message_id
         if status.HasField("message") and (message_id != self._shown_status or not message_id):
             self._shown_status = message_id
-            self._screen.line("· ", _text(status.message.parts, "\n"))
+            # An interim answer has been shown while it was written.
+            interim = "interim" in status.message.metadata
+            text = _GOES_ON if interim else _text(status.message.parts, "\n")
+            self._screen.line("· ", text)
 
     def _file(self, part: Part, name: str, caption: str) -> None:
         about = [part.media_type] if part.media_type else []

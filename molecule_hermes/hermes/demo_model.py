@@ -63,6 +63,10 @@ _PATH = re.compile(r"(?:saved|attached) at: (/.+?)(?:\. Its |\])")
 # How the plugin names the files of earlier messages (plugin/prompts.py).
 _KEPT = re.compile(r"\[Files of earlier messages are still in (/[^\]\n]+?): '([^']*)'[^\]]*\]\s*")
 _FILE_NOTE = re.compile(r"\[The user sent [^\]]*?'([^'\]]*)'[^\]]*\]")
+# How Hermes adds to a tool's result what the user said meanwhile (agent/prompt_builder.py:632).
+_STEERING = re.compile(
+    r"\s*\[OUT-OF-BAND USER MESSAGE[^\]]*\]\n(.*?)\n\[/OUT-OF-BAND USER MESSAGE\]", re.DOTALL
+)
 _IMAGE_NOTE = re.compile(r"\s*\[Image attached at: [^\]]*\]")
 _FAILURES: Mapping[str, tuple[int, str, str]] = {
     "401": (401, "invalid_api_key", "Incorrect API key provided: sk-demo0123456789abcdef."),
@@ -214,8 +218,7 @@ def _answer(
     if how is not None and (results or not tools):
         return _Answer(json_answer(how, last_user), pause=pause)
     if results:
-        told = "\n".join(f"The tool answered: {result[:2000]}" for result in results)
-        return _Answer(_delivery(results[-1]) if "file" in directives else told, pause=pause)
+        return _Answer(_report(results, "file" in directives), pause=pause)
     if tools:
         return _Answer("I will run that now.", tools=tools, pause=pause)
     if "words" in directives:
@@ -235,6 +238,15 @@ def _json_directive(
     said = (_text(m) for m in reversed(messages) if m.get("role") == "user")
     found = (_DIRECTIVE.findall(text) for text in said if not is_correction(text))
     return next((value for each in found for name, value, _ in each if name == "json"), None)
+
+
+def _report(results: list[str], delivers: bool) -> str:
+    """What the tools returned, and what the peer said while they ran."""
+    parted = [_without_steering(result) for result in results]
+    told = "\n".join(f"The tool answered: {result[:2000]}" for result, _ in parted)
+    said = [text for _, steered in parted for text in steered]
+    heard = "".join(f"\nMeanwhile you said: {text}" for text in said)
+    return (_delivery(parted[-1][0]) if delivers else told) + heard
 
 
 def _results(messages: list[dict[str, Any]]) -> list[str]:
@@ -272,6 +284,11 @@ def _command(last_user: str, directives: Mapping[str, tuple[str, str]]) -> str:
         data = base64.b64encode(text.encode()).decode() if plain else text.removeprefix("base64:")
         return f"printf %s {shlex.quote(data)} | base64 -d > {path} && realpath {path}"
     return ""
+
+
+def _without_steering(result: str) -> tuple[str, list[str]]:
+    """A tool's result, and what the peer said while the tool ran."""
+    return _STEERING.sub("", result), [text.strip() for text in _STEERING.findall(result)]
 
 
 def _delivery(result: str) -> str:

@@ -1,7 +1,4 @@
-"""The platform adapter: what Hermes calls, and what is called in Hermes.
-
-Imported inside Hermes only.
-"""
+"""The platform adapter: what Hermes calls, and what is called in Hermes. Only for its process."""
 
 from __future__ import annotations
 
@@ -33,6 +30,7 @@ from molecule_hermes.plugin.file_delivery import FileDelivery, not_available
 from molecule_hermes.plugin.hardening import forbid_inspection
 from molecule_hermes.plugin.hermes_api import current_message_id
 from molecule_hermes.plugin.hooks import Effect, Hooks
+from molecule_hermes.plugin.interim import interim_files
 from molecule_hermes.plugin.journal import Journals
 from molecule_hermes.plugin.kept_files import KeptFiles
 from molecule_hermes.plugin.ledger import Ledger
@@ -190,6 +188,15 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
     def clarify(self, question_id: str, answer: str) -> bool:
         return hermes_api.resolve_clarify(question_id, answer)
 
+    def steer(self, turn: Turn, text: str) -> bool:
+        return hermes_api.steer(self.gateway_runner, turn.session_key, text)
+
+    def take_unheard(self, turn: Turn) -> str:
+        return hermes_api.take_unheard(self.gateway_runner, turn.session_key)
+
+    def shown(self, answer: str) -> str:
+        return str(self.strip_media_directives_for_display(answer))
+
     def _source(self, turn: Turn) -> Any:
         inbound = turn.inbound
         name = inbound.peer_name or inbound.peer_id
@@ -246,6 +253,8 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
         turn = self._dispatcher.find(event.message_id or "")
         if turn is None:
             return
+        for path in interim_files(self, turn):  # Hermes delivers those of the last answer only
+            await self.send_document(turn.chat_id, path)
         self._strip_directives(turn)
         if self._folders is not None:
             self._folders.leave(turn.chat_id)
@@ -275,7 +284,8 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
         if turn is None:
             known = self._dispatcher.push(chat_id, content)
             return sent() if known else not_sent("the peer of this chat is unknown")
-        if reply_to != turn.message_id:
+        answer = self.shown(turn.answer or "")
+        if reply_to != turn.message_id and not turn.continues(content, answer):
             self._dispatcher.remark(turn, content)
             return sent()
         turn.reply = content

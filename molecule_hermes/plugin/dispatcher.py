@@ -21,6 +21,7 @@ from molecule_hermes.plugin.hermes_api import State
 from molecule_hermes.plugin.journal import Journal
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Outbox
+from molecule_hermes.plugin.prompts import steering
 from molecule_hermes.plugin.turn import Question, Turn
 from molecule_hermes.plugin.verdict import final_of
 from molecule_hermes.text import redact
@@ -37,6 +38,8 @@ from molecule_hermes.wire import (
     Push,
     Reasoning,
     Spent,
+    Steer,
+    Steered,
     Usage,
 )
 
@@ -51,6 +54,14 @@ _STOP_TIMEOUT = 10.0
 _REMARK = Notice()
 _FALLBACK = ("🔄 Primary model failed", "🔄 Switched to fallback model")
 """How Hermes reports a fallback (agent/chat_completion_helpers.py:1871), after the fact."""
+_STEER_TIMEOUT = 5.0
+"""Seconds that a text waits for the agent that it is to steer."""
+_MAX_STEERS = 64
+"""Texts that one turn is steered with. Hermes keeps all of them in the conversation."""
+_UNHEARD = (
+    "the agent ended its answer before it read this message; send it as a new message, without "
+    "taskId"
+)
 
 
 class NotFoundError(LookupError):
@@ -90,6 +101,15 @@ class Gateway(Protocol):
         """Answers the oldest approval of the session; False if none waits."""
 
     def clarify(self, question_id: str, answer: str) -> bool: ...
+
+    def steer(self, turn: Turn, text: str) -> bool:
+        """Gives the turn's agent the text to read; False if no agent can take it."""
+
+    def take_unheard(self, turn: Turn) -> str:
+        """Takes back what the turn's agent was steered with and has not read."""
+
+    def shown(self, answer: str) -> str:
+        """The answer without the directives by which the agent delivers files."""
 
 
 class Dispatcher:
@@ -196,6 +216,27 @@ class Dispatcher:
         turn.answers[question.question_id] = answer
         self.emit(turn, turn.callback(Notice(withdraws=question.question_id, answer=answer)))
 
+    async def steer(self, steer: Steer) -> Steered:
+        """Passes a text to the agent of a running message, once that agent has begun."""
+        turn = self._ledger.find(steer.message_id)
+        if turn is None:
+            raise NotFoundError("no such message is waiting or running")
+        require_same_bridge(turn.inbound.bridge, steer.bridge)
+        text = steering(steer.text)
+        if not text:
+            return Steered(False, "the message is empty")
+        begun = await self._until_stoppable(turn, _STEER_TIMEOUT)
+        if turn.steers >= _MAX_STEERS:
+            return Steered(False, f"a turn takes at most {_MAX_STEERS} messages while it runs")
+        if turn.canceled:
+            return Steered(False, "the turn is being canceled")
+        if turn.answer is not None or turn.ended.is_set():
+            return Steered(False, _UNHEARD)
+        if not begun or not self._gateway.steer(turn, text):
+            return Steered(False, "the agent has not begun yet; send a new message in a moment")
+        turn.steered(text)
+        return Steered(True)
+
     # Called for what Hermes does.
 
     def find(self, message_id: str) -> Turn | None:
@@ -227,7 +268,8 @@ class Dispatcher:
 
     def remark(self, turn: Turn, text: str) -> None:
         """Passes on what Hermes itself says about the turn, unless the peer knows it."""
-        if not (turn.fell_back and text.startswith(_FALLBACK)):
+        known = turn.fell_back and text.startswith(_FALLBACK)
+        if not known and not turn.is_kept(text):
             self.notice(turn, text)
 
     def offer(self, turn: Turn, body: Body, text: str = "") -> None:
@@ -288,6 +330,12 @@ class Dispatcher:
             body = Approval(question.question_id, question.choices, *about)
         self.emit(turn, turn.callback(body, text))
 
+    def agent_runs(self, turn: Turn, prompt: str) -> None:
+        """The agent begins to work on this prompt."""
+        if turn.runs_again(prompt):
+            interim = self._gateway.shown(turn.interim[-1])
+            self.emit(turn, turn.callback(Notice(interim=True), interim))
+
     def approval_expired(self, turn: Turn) -> None:
         """Hermes gave up an approval after its own timeout."""
         approvals = list(_approvals(turn))
@@ -315,11 +363,19 @@ class Dispatcher:
         if failure is not None and turn.failure is None:
             turn.failure = failure
         self.end_reasoning(turn)
+        self._report_unheard(turn)
         final = final_of(turn)
         if self._ledger.finish(turn):
             self._post(turn, final)
             if turn.started:
                 self._gateway.release(turn)
+
+    def _report_unheard(self, turn: Turn) -> None:
+        """What is left must not steer the chat's next turn."""
+        if turn.steers and not turn.ended.is_set():
+            self._gateway.take_unheard(turn)
+            if turn.unheard and turn.answer is not None:
+                self.emit(turn, turn.callback(Notice(unheard=True), _UNHEARD))
 
     async def close(self) -> None:
         """Ends every unfinished message."""
@@ -363,10 +419,7 @@ class Dispatcher:
     async def _stop(self, turn: Turn) -> None:
         # A /stop into a session that has not begun would run as a message of its own. One that
         # comes before the agent is made ends the session, but the agent still runs.
-        for _ in range(int(_STOP_TIMEOUT / _POLL)):
-            if self._gateway.stoppable(turn) or turn.ended.is_set():
-                break
-            await asyncio.sleep(_POLL)
+        await self._until_stoppable(turn, _STOP_TIMEOUT)
         try:
             if not turn.ended.is_set():
                 async with asyncio.timeout(_STOP_TIMEOUT):
@@ -378,6 +431,16 @@ class Dispatcher:
             log.exception("stopping message %s failed", turn.message_id)
         finally:
             self.finish(turn)
+
+    async def _until_stoppable(self, turn: Turn, timeout: float) -> bool:
+        """Waits for an agent that works on the turn; False if there is none in time."""
+        for _ in range(int(timeout / _POLL)):
+            if turn.started and self._gateway.stoppable(turn):
+                return True
+            if turn.ended.is_set():
+                break
+            await asyncio.sleep(_POLL)
+        return False
 
     def _settle(self, turn: Turn) -> bool:
         """Passes on the answers in Hermes's order; False if Hermes did not take one. It takes them

@@ -20,12 +20,14 @@ from molecule_hermes.wire import (
     HEALTH_PATH,
     INBOUND_PATH,
     SECRET_HEADER,
+    STEER_PATH,
     TURNS_PATH,
     Answer,
     Attach,
     Cancel,
     Check,
     Inbound,
+    Steer,
     WireError,
 )
 
@@ -45,6 +47,7 @@ def application(
     app.router.add_post(INBOUND_PATH, endpoints.inbound)
     app.router.add_post(CANCEL_PATH, endpoints.cancel)
     app.router.add_post(ANSWER_PATH, endpoints.answer)
+    app.router.add_post(STEER_PATH, endpoints.steer)
     app.router.add_post(CHECK_PATH, endpoints.check)
     app.router.add_post(ATTACH_PATH, endpoints.attach)
     app.router.add_get(TURNS_PATH, endpoints.turns)
@@ -93,6 +96,10 @@ class _Endpoints:
     async def turns(self, request: web.Request) -> web.Response:
         body = {"ok": True, "instance": self._dispatcher.instance}
         return web.json_response({**body, "turns": self._dispatcher.turns()})
+
+    async def steer(self, request: web.Request) -> web.Response:
+        steered = await self._dispatcher.steer(Steer.parse(await request.read()))
+        return web.json_response(steered.to_json())
 
     async def check(self, request: web.Request) -> web.Response:
         require_allowed(Check.parse(await request.read()).callback_url, self._callbacks)

@@ -45,7 +45,9 @@ __all__ = [
     "session_id_of",
     "session_key_of",
     "state",
+    "steer",
     "strip_from_tools",
+    "take_unheard",
     "widen_executor",
     "withhold_toolsets",
     "working_directory",
@@ -112,6 +114,31 @@ def has_agent(runner: Any, session_key: str) -> bool:
 
     agent = runner._running_agents.get(session_key, _AGENT_PENDING_SENTINEL)
     return agent is not _AGENT_PENDING_SENTINEL
+
+
+def steer(runner: Any, session_key: str, text: str) -> bool:
+    """Adds a text to what the session's agent reads next; False if no agent can take it.
+
+    `AIAgent.steer` (run_agent.py:2899) is thread-safe, strips the text and refuses only an empty
+    one. The agent reads it after its next tool (agent/tool_executor.py:1011). What is left at the
+    end of its answer runs as a further turn of the same message (gateway/run.py:21745).
+    """
+    if not has_agent(runner, session_key):
+        return False
+    return bool(runner._running_agents[session_key].steer(text))
+
+
+def take_unheard(runner: Any, session_key: str) -> str:
+    """Takes back the texts that the session's agent was steered with and has not read.
+
+    The agent is kept for the session's next turn in `GatewayRunner._agent_cache`
+    (gateway/run.py:3259), and with it a text that came after its answer, or before a failure.
+    `AIAgent._drain_pending_steer` (run_agent.py:2935).
+    """
+    cached = runner._agent_cache.get(session_key)
+    agent = cached[0] if isinstance(cached, tuple) else cached
+    drain = getattr(agent, "_drain_pending_steer", None)
+    return str(drain() or "") if drain is not None else ""
 
 
 def report_connected(adapter: Any) -> None:

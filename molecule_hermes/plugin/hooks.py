@@ -141,8 +141,11 @@ def _message_of(given: Mapping[str, Any]) -> str:
 
 
 def _agent_started(given: Mapping[str, Any]) -> Effect:
+    prompt = given.get("user_message")
+
     def effect(dispatcher: Dispatcher, turn: Turn) -> None:
         turn.agent_ran = True
+        dispatcher.agent_runs(turn, prompt if isinstance(prompt, str) else "")
 
     return effect
 
@@ -155,11 +158,26 @@ def _answered(given: Mapping[str, Any]) -> Effect:
 
     def effect(dispatcher: Dispatcher, turn: Turn) -> None:
         turn.answered(text, written=written)
+        if turn.unheard:
+            turn.heard(_tool_results(history))
         if turn.wants(_REASONING) and not turn.reasoning.seen:
             dispatcher.reason(turn, reasoning)
             dispatcher.end_reasoning(turn)
 
     return effect
+
+
+def _tool_results(history: object) -> str:
+    """All results of tools, to which Hermes adds what the agent is steered with."""
+    messages = history if isinstance(history, list) else []
+    contents = [m.get("content") for m in messages if isinstance(m, Mapping) and _is_tool(m)]
+    blocks = [block for c in contents if isinstance(c, list) for block in c]
+    texts = [b.get("text") for b in blocks if isinstance(b, Mapping)]
+    return "\n\n".join(text for text in (*contents, *texts) if isinstance(text, str))
+
+
+def _is_tool(message: Mapping[str, Any]) -> bool:
+    return message.get("role") == "tool"
 
 
 def _last_words(history: object) -> str:

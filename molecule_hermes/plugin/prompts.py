@@ -10,6 +10,8 @@ Hermes acts on some texts by itself, and a peer must not reach any of that:
 - "yes", "approve", "2" answer an open approval or question, but only when they arrive during a
   turn (run.py:5784, run.py:10184). The adapter never has two messages of a chat in Hermes at
   once.
+- A text that steers a turn is stripped, and as a further turn it is dropped if it begins with a
+  command (run.py:21754). A word in front keeps it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["kept_files", "neutralized", "refusals", "with_notes"]
+__all__ = ["kept_files", "neutralized", "refusals", "steering", "with_notes"]
 
 _REFERENCE = re.compile(r"(?<![\w/])@(?=(?:diff|staged)\b|(?:file|folder|git|url):)")
 
@@ -26,6 +28,12 @@ def neutralized(text: str) -> str:
     """The text without commands and references; a model reads it the same way."""
     text = _REFERENCE.sub("@ ", text.replace("\x00", ""))
     return f" {text}" if text.startswith("/") else text
+
+
+def steering(text: str) -> str:
+    """The text of a message that steers a running turn."""
+    text = neutralized(text).strip()
+    return f"Message: {text}" if text.startswith("/") else text
 
 
 def refusals(reasons: Sequence[str]) -> list[str]:

@@ -68,6 +68,12 @@ class Turn:
     reasoning: ReasoningText = field(default_factory=ReasoningText)
     fell_back: bool = False
     """Whether Hermes changed to a fallback model."""
+    steers: int = 0
+    """How many texts it was steered with."""
+    unheard: list[str] = field(default_factory=list)
+    """Those that the agent is not known to have read."""
+    interim: list[str] = field(default_factory=list)
+    """Answers after which the agent went on, because it was steered."""
     _calls: tuple[str, str, str] = ("", "", "")
     _draft: object = None
     _streamed: str = ""
@@ -111,6 +117,37 @@ class Turn:
         """The agent ended with this text."""
         self.answer, self.written, self.failure = text, written, None
 
+    def steered(self, text: str) -> None:
+        self.steers += 1
+        self.unheard.append(text)
+
+    def heard(self, words: str) -> None:
+        """The agent has read these words."""
+        self.unheard = [text for text in self.unheard if text not in words]
+
+    def runs_again(self, prompt: str) -> bool:
+        """Whether the agent, after an answer, runs again with what it was steered by. That answer
+        is then an interim one."""
+        if self.answer is None or not any(text in prompt for text in self.unheard):
+            return False
+        self.heard(prompt)
+        self.interim.append(self.answer)
+        self.answer = self.reply = None
+        self._draft = object()
+        return True
+
+    def continues(self, text: str, answer: str) -> bool:
+        """Whether a text that names no message is the end of a streamed segment, or the answer as
+        it is shown: Hermes does not name the message when the agent runs again."""
+        if not self.interim:
+            return False
+        streamed = bool(self._streamed) and text.lstrip("\n").startswith(self._streamed)
+        return streamed or text.strip() == answer.strip()
+
+    def is_kept(self, text: str) -> bool:
+        """Whether the text is the answer after which the agent is about to run again."""
+        return bool(self.unheard) and text == self.answer
+
     def model_failed(self, failure: TurnFailure) -> None:
         """A call of the model failed. The turn fails unless a later call succeeds."""
         self.failure = failure
@@ -143,6 +180,7 @@ class Turn:
         )
         self.answer = self.reply = None
         self._streamed = ""
+        self.unheard, self.interim = [], []
         self.questions.clear()
         self.answers.clear()
 

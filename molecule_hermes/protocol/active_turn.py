@@ -77,6 +77,10 @@ class ActiveTurn:
     resting: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while a question waits, and when the turn has ended: `execute` may return."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    steered: set[str] = field(default_factory=set)
+    """The ids of the messages that were to steer the turn, taken or not."""
+    additions: list[str] = field(default_factory=list)
+    """What the peer added before Hermes got the turn."""
     began: float = field(default_factory=time.monotonic)
     first_text: float | None = None
     spent: Spent | None = None
@@ -112,6 +116,8 @@ class ActiveTurn:
     def restore(self, record: TurnRecord) -> None:
         """Goes on where an earlier bridge stopped."""
         self.queue.seq, self.sent = record.place.seq, record.sent
+        self.steered.update(record.steered)
+        self.additions += record.additions
         self.began -= max(0.0, time.time() - record.began)
         if record.first_text is not None:
             self.first_text = self.began + record.first_text
@@ -129,6 +135,8 @@ class ActiveTurn:
             first_text=first,
             accepted=self.accepted,
             extensions=tuple(self.turn.extensions),
+            steered=tuple(self.steered),
+            additions=tuple(self.additions),
             questions=tuple(self._open_questions()),
             asked=tuple(self.run.asked),
         )
@@ -142,6 +150,11 @@ class ActiveTurn:
         if self.run.state is State.QUEUED:
             return Interrupted.before_it_began(message)
         return Interrupted(message)
+
+    def complete(self) -> None:
+        """Adds to the turn's text what the peer said while the turn waited."""
+        texts = [text for text in (self.turn.text, *self.additions) if text]
+        self.turn = replace(self.turn, text="\n\n".join(texts))
 
     async def show(self, event: TurnEvent) -> None:
         """Shows the peer an event that is not a question."""

@@ -100,7 +100,7 @@ class Dialogue:
             await self._refuse(active, question, busy.message)
             return
         self._await_answer(active, question, self._end_of_patience(), self._question_timeout)
-        await self._show_open(active)
+        await self.show_open(active)
         if question.question_id in active.run.open:
             active.resting.set()
             if self._on_question is not None:
@@ -133,7 +133,7 @@ class Dialogue:
                 await self._pass_on(active, answered, message, "")
         await self._show_pending(active)
 
-    async def _show_open(
+    async def show_open(
         self,
         active: ActiveTurn,
         said: str = "",
@@ -180,7 +180,7 @@ class Dialogue:
             "question": question.text,
             "denied": denied,
         }
-        await self._show_open(active, f"{outcome}: {why}", {"refused": data})
+        await self.show_open(active, f"{outcome}: {why}", {"refused": data})
 
     async def _withdraw(self, active: ActiveTurn, notice: Notice) -> None:
         """Hermes no longer waits for that answer. If there is one, an earlier bridge gave it."""
@@ -192,10 +192,10 @@ class Dialogue:
             if notice.answer:
                 active.queue.advance(active.run.reached(notice.seq))
                 data = {"questionId": question.question_id, "answer": notice.answer}
-                await self._show_open(active, f"answered: {notice.answer}", {"answered": data})
+                await self.show_open(active, f"answered: {notice.answer}", {"answered": data})
             # The notice itself is shown when no question waits any more.
             elif active.run.open:
-                await self._show_open(active)
+                await self.show_open(active)
 
     async def _pass_on(
         self, active: ActiveTurn, question: Question, message: Message | None, seen: str
@@ -217,10 +217,10 @@ class Dialogue:
             return
         name = question.question_id
         if remark and name in active.run.open:
-            await self._show_open(active, remarks={name: remark})
+            await self.show_open(active, remarks={name: remark})
         elif active.settle(question):
             data = {"questionId": name, "answer": answer}
-            await self._show_open(active, outcome, {"answered": data})
+            await self.show_open(active, outcome, {"answered": data})
 
 
 def _seconds_until(moment: str) -> float:

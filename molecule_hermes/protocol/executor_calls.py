@@ -11,7 +11,7 @@ from molecule_hermes.errors import InternalFailure, Interrupted, TurnFailure
 from molecule_hermes.protocol.incoming import without_bytes
 from molecule_hermes.protocol.task_log import TaskLog
 
-__all__ = ["ExecutorCalls", "first_event"]
+__all__ = ["ExecutorCalls"]
 
 logger = logging.getLogger(__name__)
 
@@ -63,15 +63,3 @@ class ExecutorCalls:
             logger.exception("the executor failed in task %s", log.task.id)
         if not log.rests and not log.left_open:
             await log.end(failure)
-
-
-async def first_event(log: TaskLog, seen: int, call: asyncio.Task[None] | None) -> None:
-    """Waits for an event after the version `seen`, or until the executor's call has ended without
-    one."""
-    waiting = asyncio.ensure_future(log.wait(after=seen))
-    try:
-        await asyncio.wait(
-            {waiting, call} if call else {waiting}, return_when=asyncio.FIRST_COMPLETED
-        )
-    finally:
-        waiting.cancel()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 
 from a2a.server.agent_execution import AgentExecutor, RequestContext
 from a2a.server.context import ServerCallContext
@@ -45,8 +44,9 @@ from a2a.utils.errors import (
 )
 from a2a.utils.task import apply_history_length, validate_history_length, validate_page_size
 
+from molecule_hermes.protocol.accepted import Accepted, first_event, has_webhook, shown
 from molecule_hermes.protocol.error_mapping import nothing_leaks
-from molecule_hermes.protocol.executor_calls import ExecutorCalls, first_event
+from molecule_hermes.protocol.executor_calls import ExecutorCalls
 from molecule_hermes.protocol.incoming import without_bytes
 from molecule_hermes.protocol.references import referenced_tasks
 from molecule_hermes.protocol.resends import Resends
@@ -56,14 +56,13 @@ from molecule_hermes.protocol.status import canceled
 from molecule_hermes.protocol.task_log import Subscription, TaskLog
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.protocol.validation import (
-    require_interrupted,
     require_known_status,
     require_open,
     require_page_token,
-    require_room_for_answer,
     require_same_context,
     require_schema,
     require_sound,
+    require_takes,
 )
 from molecule_hermes.protocol.webhooks import PushSender
 from molecule_hermes.storage.quota import StorageQuota
@@ -95,10 +94,12 @@ class BridgeRequestHandler(RequestHandler):
         idempotency: IdempotencyIndex | None = None,
         quota: StorageQuota | None = None,
         max_events: int = 1024,
+        no_steering: str = "",
         close_timeout: float = 10.0,
         metrics: Metrics | None = None,
         schemas: SchemaProcesses | None = None,
     ) -> None:
+        """`no_steering` says why tasks take no messages while they work; "" if they do."""
         self.card = card
         self._executor = executor
         self._tasks = tasks
@@ -107,6 +108,7 @@ class BridgeRequestHandler(RequestHandler):
         self._resends = Resends(index)
         self._quota = quota
         self._max_events = max_events
+        self._no_steering = no_steering
         self._metrics = metrics or Metrics()
         self._schemas = schemas or SchemaProcesses()
         self._calls = ExecutorCalls(executor, close_timeout=close_timeout)
@@ -175,6 +177,7 @@ class BridgeRequestHandler(RequestHandler):
             if call is not None:
                 await asyncio.wait({call})
             await log.wait()
+        accepted.require_heard()
         return apply_history_length(await log.snapshot(), params.configuration)
 
     @validate_request_params
@@ -195,17 +198,18 @@ class BridgeRequestHandler(RequestHandler):
             elif log.rests:
                 return
             async for event in reader:
-                yield _shown(event, params)
+                yield shown(event, params)
                 if rests(event):
-                    return
+                    break
+            accepted.require_heard()
 
-    async def _accept(self, params: SendMessageRequest, context: ServerCallContext) -> _Accepted:
+    async def _accept(self, params: SendMessageRequest, context: ServerCallContext) -> Accepted:
         """Finds or creates the log of the message's task. Does not call the executor."""
         validate_history_length(params.configuration)
         message = params.message
         require_sound(params)
         if message.task_id:
-            return await self._accept_answer(params, context)
+            return await self._accept_further(params, context)
         if self._quota is not None:
             self._quota.require_room_for_refusal(resolve_user_scope(context))
         await require_schema(params, self._schemas, resolve_user_scope(context))
@@ -213,9 +217,9 @@ class BridgeRequestHandler(RequestHandler):
         related = [] if resent else await referenced_tasks(message, context, self._tasks.get)
         task_id, context_id = str(uuid.uuid4()), message.context_id or str(uuid.uuid4())
         if before := await self._claim(params, context, task_id, context_id):
-            return _Accepted(await self._log(before, context))
+            return Accepted(await self._log(before, context))
         log = self._tasks.begin(Task(id=task_id, context_id=context_id), context)
-        return _Accepted(log, RequestContext(context, params, task_id, context_id, None, related))
+        return Accepted(log, RequestContext(context, params, task_id, context_id, None, related))
 
     async def _claim(
         self, params: SendMessageRequest, context: ServerCallContext, task_id: str, context_id: str
@@ -229,41 +233,38 @@ class BridgeRequestHandler(RequestHandler):
             return before
         await self._register_webhook(task_id, params, context)
         if before := self._resends.find(message, context):  # the same message arrived meanwhile
-            if _has_webhook(params):
+            if has_webhook(params):
                 await self._webhooks.configs.delete_info(task_id, context)
             return before
         self._resends.claim(message, task_id, context_id, context)
         return None
 
-    async def _accept_answer(
+    async def _accept_further(
         self, params: SendMessageRequest, context: ServerCallContext
-    ) -> _Accepted:
-        accepted = await self._find_asked(params, context)
+    ) -> Accepted:
+        accepted = await self._find_task(params, context)
         task = accepted.log.task
-        if accepted.request is not None and _has_webhook(params):
+        if accepted.request is not None and has_webhook(params):
             await self._register_webhook(task.id, params, context)
-            accepted = await self._find_asked(params, context)  # the task may have gone on
+            accepted = await self._find_task(params, context)  # the task may have gone on
         if accepted.request is not None:
             self._resends.claim_answer(params.message, task, context)
         return accepted
 
-    async def _find_asked(
-        self, params: SendMessageRequest, context: ServerCallContext
-    ) -> _Accepted:
-        """Finds the task that the message answers. Raises if the task takes no answer now."""
+    async def _find_task(self, params: SendMessageRequest, context: ServerCallContext) -> Accepted:
+        """Finds the task that the message answers or steers. Raises if it takes none now."""
         message = params.message
         task = await self._task(message.task_id, context)
         require_same_context(message, task)
         log = self._tasks.log(task.id, context) or self._tasks.adopt(task, context)
         if self._resends.is_resent_answer(message, task, context):
-            return _Accepted(log)
-        require_interrupted(task)
-        require_room_for_answer(task, without_bytes(message))
+            return Accepted(log)
+        require_takes(task, without_bytes(message), self._no_steering)
         if log.canceling is not None and log.canceling.locked():
             raise UnsupportedOperationError(f"task {task.id} is being canceled")
-        return _Accepted(log, RequestContext(context, params, task.id, task.context_id, task))
+        return Accepted(log, RequestContext(context, params, task.id, task.context_id, task))
 
-    def _call_for(self, accepted: _Accepted) -> asyncio.Task[None] | None:
+    def _call_for(self, accepted: Accepted) -> asyncio.Task[None] | None:
         """The executor's call: a new one, or for a resend that of the message itself."""
         log = accepted.log
         if accepted.request is None:
@@ -314,7 +315,7 @@ class BridgeRequestHandler(RequestHandler):
     async def _register_webhook(
         self, task_id: str, params: SendMessageRequest, context: ServerCallContext
     ) -> None:
-        if _has_webhook(params):
+        if has_webhook(params):
             config = params.configuration.task_push_notification_config
             await self._require_allowed(config.url)
             await self._webhooks.configs.set_info(task_id, config, context)
@@ -374,21 +375,3 @@ class BridgeRequestHandler(RequestHandler):
         self, params: GetExtendedAgentCardRequest, context: ServerCallContext
     ) -> AgentCard:
         raise ExtendedAgentCardNotConfiguredError
-
-
-@dataclass(frozen=True, slots=True)
-class _Accepted:
-    """A message's task and the request for the executor, or None for a resend."""
-
-    log: TaskLog
-    request: RequestContext | None = None
-
-
-def _has_webhook(params: SendMessageRequest) -> bool:
-    return bool(params.configuration.HasField("task_push_notification_config"))
-
-
-def _shown(event: Event, params: SendMessageRequest) -> Event:
-    if isinstance(event, Task):
-        return apply_history_length(event, params.configuration)
-    return event

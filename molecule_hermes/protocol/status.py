@@ -28,6 +28,7 @@ from molecule_hermes.turns.model import (
     Turn,
     Usage,
 )
+from molecule_hermes.wire import Steered
 
 __all__ = [
     "Asked",
@@ -39,6 +40,7 @@ __all__ = [
     "file",
     "notice",
     "status_of",
+    "steered",
     "subagent",
     "submitted",
     "tool",
@@ -99,7 +101,22 @@ async def subagent(updater: TaskUpdater, progress: SubagentProgress) -> None:
     await working(updater, text, {"subagent": data})
 
 
+async def steered(updater: TaskUpdater, message_id: str, outcome: Steered, text: str) -> None:
+    """Says whether the running turn takes the peer's message."""
+    about: dict[str, Any] = {"messageId": message_id, "accepted": outcome.accepted}
+    if outcome.reason:
+        about["reason"] = outcome.reason
+    await working(updater, text, {"steered": about})
+
+
 async def notice(updater: TaskUpdater, remark: Notice) -> None:
+    if remark.kind == "interim":
+        await working(updater, remark.text, {"interim": True})
+        return
+    if remark.kind == "unheard":
+        refused = {"accepted": False, "reason": remark.text}
+        await working(updater, f"not taken: {remark.text}", {"steered": refused})
+        return
     about = _known(attempt=remark.attempt, of=remark.of, to=remark.to_model)
     about |= {"from": remark.from_model} if remark.from_model else {}
     await working(updater, remark.text, {"notice": remark.text, "kind": remark.kind, **about})

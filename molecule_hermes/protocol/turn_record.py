@@ -32,6 +32,10 @@ class TurnRecord:
     """The media types that the peer accepts."""
     extensions: tuple[str, ...] = ()
     """What the peer asked for beyond the usual events."""
+    steered: tuple[str, ...] = ()
+    """The ids of the messages that were to steer the turn."""
+    additions: tuple[str, ...] = ()
+    """What the peer added before Hermes got the turn."""
     questions: tuple[tuple[Question, str], ...] = ()
     """The questions that wait for the peer's answers, and when each expires."""
     asked: tuple[str, ...] = ()
@@ -52,6 +56,8 @@ class TurnRecord:
                 place=Place(**data.pop("place")),
                 accepted=tuple(map(str, data.pop("accepted"))),
                 extensions=tuple(map(str, data.pop("extensions"))),
+                steered=tuple(map(str, data.pop("steered"))),
+                additions=tuple(map(str, data.pop("additions"))),
                 asked=tuple(map(str, data.pop("asked"))),
                 questions=tuple((_question(item), str(at)) for item, at in data.pop("questions")),
                 **data,

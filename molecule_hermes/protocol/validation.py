@@ -21,21 +21,24 @@ from molecule_hermes.protocol.structured_output import BadSchemaError, requested
 __all__ = [
     "MAX_ANSWERS",
     "MAX_ID",
-    "require_interrupted",
+    "MAX_STEERS",
+    "require_heard",
     "require_known_status",
     "require_open",
     "require_page_token",
-    "require_room_for_answer",
     "require_same_context",
     "require_schema",
     "require_sound",
+    "require_takes",
 ]
 
 MAX_ID = 256
 MAX_PAGE_TOKEN = 1024
 _MAX_DIGITS = 9
 MAX_ANSWERS = 2**20
-"""Bytes of all answers to the questions of one task. They stay in its history."""
+"""Bytes of all further messages to one task. They stay in its history."""
+MAX_STEERS = 64
+"""Messages that one turn takes while it works."""
 
 
 def require_sound(params: SendMessageRequest) -> None:
@@ -96,15 +99,48 @@ def require_known_status(status: object) -> None:
         raise InvalidParamsError(f"unknown status {str(status)[:50]!r}; use one of {names}")
 
 
-def require_room_for_answer(task: Task, answer: Message) -> None:
-    """Bounds the answers: a message that does not answer the question leaves it open, so a peer
-    could send any number of them."""
-    before = sum(m.ByteSize() for m in task.history[1:] if m.role == Role.ROLE_USER)
-    if before + answer.ByteSize() > MAX_ANSWERS:
+def require_takes(task: Task, message: Message, no_steering: str) -> None:
+    """Checks that the task takes a message now: an answer while it asks, and while it works one
+    that steers it, unless `no_steering` says why that is not possible."""
+    require_open(task)
+    further = [m.ByteSize() for m in task.history[1:] if m.role == Role.ROLE_USER]
+    if task.status.state in WORKING:
+        _require_steerable(task, no_steering, len(further))
+    # A message that does not answer the question leaves it open, so a peer could send any number.
+    if sum(further) + message.ByteSize() > MAX_ANSWERS:
         raise InvalidParamsError(
-            f"the answers to a task's questions exceed {MAX_ANSWERS:,} bytes in all; send a longer "
+            f"the further messages to a task exceed {MAX_ANSWERS:,} bytes in all; send a longer "
             "text as a new message, without taskId"
         )
+
+
+def _require_steerable(task: Task, no_steering: str, further: int) -> None:
+    instead = "wait for it or cancel it, or send the message without taskId to queue it"
+    if no_steering:
+        raise UnsupportedOperationError(
+            f"task {task.id} is still working ({no_steering}); {instead}"
+        )
+    if further >= MAX_STEERS:
+        raise UnsupportedOperationError(
+            f"task {task.id} has taken {MAX_STEERS} further messages, the most a task takes while "
+            f"it works; {instead}"
+        )
+
+
+def require_heard(task: Task, message: Message) -> None:
+    """Checks that the task says whether it took the message that was to steer it. It does not if
+    it ended before."""
+    for said in (*task.history, task.status.message):
+        about = said.metadata.fields["steered"].struct_value if _is_verdict(said) else None
+        if about is not None and about.fields["messageId"].string_value == message.message_id:
+            return
+    raise UnsupportedOperationError(
+        f"task {task.id} ended before the message reached it; send the message without taskId"
+    )
+
+
+def _is_verdict(message: Message) -> bool:
+    return message.role == Role.ROLE_AGENT and "steered" in message.metadata.fields
 
 
 def require_same_context(message: Message, task: Task) -> None:
@@ -120,14 +156,4 @@ def require_open(task: Task) -> None:
     if task.status.state in TERMINAL:
         raise UnsupportedOperationError(
             f"Task {task.id} is in terminal state: {TaskState.Name(task.status.state)}"
-        )
-
-
-def require_interrupted(task: Task) -> None:
-    """Only a task that waits for its peer takes a message."""
-    require_open(task)
-    if task.status.state in WORKING:
-        raise UnsupportedOperationError(
-            f"task {task.id} is still working; wait for it or cancel it, or send the message "
-            "without taskId to queue it"
         )

@@ -37,6 +37,7 @@ from molecule_hermes.storage.opening import OpenStore, open_store
 from molecule_hermes.storage.quota import StorageQuota
 from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.transports.base import Transport
+from molecule_hermes.turns.features import Feature, why_not
 from molecule_hermes.turns.idempotency import IdempotencyIndex
 from molecule_hermes.turns.scheduler import Scheduler
 
@@ -182,6 +183,7 @@ class Bridge:
             idempotency=self._idempotency,
             quota=quota,
             max_events=settings.max_events,
+            no_steering="" if Feature.STEERING in features else why_not(Feature.STEERING, "chat"),
             metrics=self.metrics,
             schemas=self._schemas,
         )

@@ -10,6 +10,7 @@ from typing import Protocol, Self
 from molecule_hermes.backoff import Backoff
 from molecule_hermes.turns.features import Feature
 from molecule_hermes.turns.model import Place, Turn, TurnEvent
+from molecule_hermes.wire import Steered
 
 __all__ = [
     "BACKOFF",
@@ -90,6 +91,11 @@ class Transport(Protocol):
         Raises `NotSentError` if the message never reached Hermes, so that it can be sent now, and a
         `TurnFailure` if the turn is lost.
         """
+        ...
+
+    async def steer(self, turn: Turn, text: str) -> Steered:
+        """Passes a text to a running turn. The result says whether the turn takes it, and if not,
+        why. Raises a `TurnFailure` if Hermes cannot be asked."""
         ...
 
     async def check(self) -> None:

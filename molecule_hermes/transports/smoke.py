@@ -9,6 +9,7 @@ from molecule_hermes.errors import Unreachable
 from molecule_hermes.transports.base import Attached, QuestionGoneError
 from molecule_hermes.turns.features import Feature
 from molecule_hermes.turns.model import Failed, Place, Turn, TurnEvent
+from molecule_hermes.wire import Steered
 
 __all__ = ["SmokeTransport"]
 
@@ -42,6 +43,9 @@ class SmokeTransport:
 
     async def attach(self, turn: Turn, place: Place) -> Attached:
         raise _no_hermes()
+
+    async def steer(self, turn: Turn, text: str) -> Steered:
+        return Steered(False, _no_hermes().message)
 
     async def check(self) -> None:
         raise _no_hermes()

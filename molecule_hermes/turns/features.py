@@ -62,6 +62,11 @@ class Feature(Enum):
         "yes",
         "no: there are no questions",
     )
+    STEERING = _Row(
+        "a message to a task that is working reaches the running turn",
+        "yes",
+        "no: Hermes's API cannot steer a running turn",
+    )
     CANCEL = _Row(
         "CancelTask ends the task, keeps its text and frees the conversation", "yes", "yes"
     )

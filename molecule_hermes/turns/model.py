@@ -176,7 +176,9 @@ class Notice(_Event):
     text: str
     withdraws: str = ""
     """The id of a question that Hermes no longer wants answered."""
-    kind: NoticeKind = "other"
+    kind: NoticeKind | Literal["interim", "unheard"] = "other"
+    """`interim`: the text is an answer after which the agent went on, because it was steered.
+    `unheard`: the text says why a message that was to steer the agent did not."""
     attempt: int | None = None
     """Which repetition of a failed model call this is, and of how many."""
     of: int | None = None

@@ -4,6 +4,7 @@
     Cancel     bridge → plugin   POST /a2a/cancel    stop that message's turn
     Answer     bridge → plugin   POST /a2a/answer    the peer's answer to a question
     Attach     bridge → plugin   POST /a2a/attach    follow a message that was sent before
+    Steer      bridge → plugin   POST /a2a/steer     the peer's message to that running turn
     Check      bridge → plugin   POST /a2a/check     whether this bridge may send messages
     Callback   plugin → bridge   POST callback_url   an event of a turn
                                                      (one of them, or a `batch` in order)
@@ -44,12 +45,24 @@ from molecule_hermes.wire.limits import (
     MAX_FILE_BYTES,
     MAX_MODELS,
     MAX_RESPONSE_FORMAT,
+    MAX_STEER,
     MAX_SYSTEM_PROMPT,
     REPLY_PATH,
     SECRET_HEADER,
+    STEER_PATH,
     TURNS_PATH,
 )
-from molecule_hermes.wire.messages import Answer, Attach, Attachment, Cancel, Check, Inbound, Origin
+from molecule_hermes.wire.messages import (
+    Answer,
+    Attach,
+    Attachment,
+    Cancel,
+    Check,
+    Inbound,
+    Origin,
+    Steer,
+    Steered,
+)
 from molecule_hermes.wire.progress import (
     Args,
     Notice,
@@ -78,9 +91,11 @@ __all__ = [
     "MAX_FILE_BYTES",
     "MAX_MODELS",
     "MAX_RESPONSE_FORMAT",
+    "MAX_STEER",
     "MAX_SYSTEM_PROMPT",
     "REPLY_PATH",
     "SECRET_HEADER",
+    "STEER_PATH",
     "TURNS_PATH",
     "Answer",
     "Approval",
@@ -105,6 +120,8 @@ __all__ = [
     "Push",
     "Reasoning",
     "Spent",
+    "Steer",
+    "Steered",
     "Subagent",
     "Tool",
     "Usage",

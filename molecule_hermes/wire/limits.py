@@ -21,12 +21,14 @@ __all__ = [
     "MAX_ID",
     "MAX_MODELS",
     "MAX_RESPONSE_FORMAT",
+    "MAX_STEER",
     "MAX_SYSTEM_PROMPT",
     "MAX_TEXT",
     "MAX_URL",
     "MAX_WANTS",
     "REPLY_PATH",
     "SECRET_HEADER",
+    "STEER_PATH",
     "TURNS_PATH",
 ]
 
@@ -37,6 +39,7 @@ HEALTH_PATH = "/a2a/health"
 INBOUND_PATH = "/a2a/inbound"
 CANCEL_PATH = "/a2a/cancel"
 ANSWER_PATH = "/a2a/answer"
+STEER_PATH = "/a2a/steer"
 CHECK_PATH = "/a2a/check"
 ATTACH_PATH = "/a2a/attach"
 TURNS_PATH = "/a2a/turns"
@@ -50,6 +53,8 @@ MAX_FILE_BYTES = 10 * 2**20
 MAX_ATTACHMENTS = 16
 MAX_ID = 256
 MAX_TEXT = 8 * 2**20
+MAX_STEER = 65_536
+"""Characters of a message that steers a turn: it becomes part of a tool's result."""
 MAX_SYSTEM_PROMPT = 65_536
 """Hermes's API silently cuts a longer one (gateway/platforms/api_server.py:126)."""
 MAX_RESPONSE_FORMAT = 131_072

@@ -11,11 +11,22 @@ from molecule_hermes.wire.fields import Fields, checked_text
 from molecule_hermes.wire.limits import (
     MAX_ATTACHMENTS,
     MAX_RESPONSE_FORMAT,
+    MAX_STEER,
     MAX_SYSTEM_PROMPT,
     MAX_WANTS,
 )
 
-__all__ = ["Answer", "Attach", "Attachment", "Cancel", "Check", "Inbound", "Origin"]
+__all__ = [
+    "Answer",
+    "Attach",
+    "Attachment",
+    "Cancel",
+    "Check",
+    "Inbound",
+    "Origin",
+    "Steer",
+    "Steered",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +226,47 @@ class Answer:
             "question_id": self.question_id,
             "answer": self.answer,
         } | _named(self.bridge)
+
+
+@dataclass(frozen=True, slots=True)
+class Steer:
+    """A peer's message to a turn that is running."""
+
+    message_id: str
+    text: str
+    bridge: str = ""
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        fields = Fields(data)
+        return cls(
+            message_id=fields.id("message_id"),
+            text=fields.text("text", most=MAX_STEER),
+            bridge=fields.label("bridge", default=""),
+        )
+
+    def to_json(self) -> dict[str, object]:
+        return {"message_id": self.message_id, "text": self.text} | _named(self.bridge)
+
+
+@dataclass(frozen=True, slots=True)
+class Steered:
+    """The response to a `Steer`: whether the turn takes the text, and if not, why."""
+
+    accepted: bool
+    reason: str = ""
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        fields = Fields(data)
+        return cls(
+            accepted=fields.flag("accepted", default=False),
+            reason=fields.text("reason", default="", most=MAX_STEER),
+        )
+
+    def to_json(self) -> dict[str, object]:
+        answer: dict[str, object] = {"ok": True, "accepted": self.accepted}
+        return answer | ({"reason": self.reason} if self.reason else {})
 
 
 def _named(bridge: str) -> dict[str, object]:

@@ -97,7 +97,9 @@ class Notice:
 
     `withdraws` is the id of a question that is no longer open, and `answer` its answer if it has
     one: a bridge that was restarted learns from it. `attempt` and `of` count the repetitions of a
-    failed model call, `from_model` and `to_model` are those of a fallback.
+    failed model call, `from_model` and `to_model` are those of a fallback. `interim` says that the
+    content is an answer after which the agent went on, because it was steered; `unheard`, that the
+    content is why the agent did not take a message that was to steer it.
     """
 
     type: ClassVar[str] = "notice"
@@ -108,6 +110,8 @@ class Notice:
     from_model: str = ""
     to_model: str = ""
     answer: str = ""
+    interim: bool = False
+    unheard: bool = False
 
     @classmethod
     def parse(cls, data: object) -> Self:
@@ -122,12 +126,15 @@ class Notice:
             from_model=fields.label("from", default=""),
             to_model=fields.label("to", default=""),
             answer=fields.text("answer", default=""),
+            interim=fields.flag("interim", default=False),
+            unheard=fields.flag("unheard", default=False),
         )
 
     def to_json(self) -> dict[str, object]:
         texts = {"withdraws": self.withdraws, "from": self.from_model, "to": self.to_model}
-        texts["answer"] = self.answer
-        data: dict[str, object] = {name: text for name, text in texts.items() if text}
+        flags = {"interim": self.interim, "unheard": self.unheard}
+        known = {**texts, "answer": self.answer, **flags}
+        data: dict[str, object] = {name: value for name, value in known.items() if value}
         if self.kind != "other":
             data["kind"] = self.kind
         counts = {"attempt": self.attempt, "of": self.of}

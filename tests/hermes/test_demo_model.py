@@ -261,3 +261,14 @@ async def test_it_has_prices_only_if_it_is_given_some() -> None:
         async with demo_model(prices=set_prices) as url, httpx.AsyncClient() as client:
             (model,) = (await client.get(f"{url}/models")).json()["data"]
         assert model.get("pricing") == set_prices
+
+
+async def test_it_repeats_what_the_peer_said_while_a_tool_ran(http: httpx.AsyncClient) -> None:
+    from agent.prompt_builder import format_steer_marker
+
+    result = "a result" + format_steer_marker("use blue\nor red") + format_steer_marker("now")
+    messages = [{"role": "user", "content": "demo:run x"}, {"role": "tool", "content": result}]
+    text = content(await http.post("/chat/completions", json={"messages": messages}))
+    assert text == (
+        "The tool answered: a result\nMeanwhile you said: use blue\nor red\nMeanwhile you said: now"
+    )

@@ -8,6 +8,7 @@ from typing import Literal
 
 import pytest
 
+from molecule_hermes.plugin.callbacks import OtherBridgeError
 from molecule_hermes.plugin.dispatcher import Dispatcher, NotAChoiceError, NotFoundError
 from molecule_hermes.plugin.journal import Journal
 from molecule_hermes.plugin.ledger import Ledger
@@ -23,6 +24,8 @@ from molecule_hermes.wire import (
     Inbound,
     Notice,
     Push,
+    Steer,
+    Steered,
 )
 from tests.support.waiting import until
 
@@ -50,6 +53,7 @@ class FakeGateway:
         self.too_late = False
         self.crash = False
         self.preparing = False
+        self.steers: list[str] = []
 
     def state(self) -> Literal["ready", "starting", "draining"]:
         return self.phase
@@ -85,6 +89,17 @@ class FakeGateway:
 
     def clarify(self, question_id: str, answer: str) -> bool:
         return question_id != "gone"
+
+    def steer(self, turn: Turn, text: str) -> bool:
+        self.steers.append(text)
+        return True
+
+    def take_unheard(self, turn: Turn) -> str:
+        left, self.steers = self.steers, []
+        return "\n".join(left)
+
+    def shown(self, answer: str) -> str:
+        return answer.replace("MEDIA:x", "").strip()
 
 
 class Harness:
@@ -402,3 +417,99 @@ async def test_a_question_takes_any_text_once(harness: Harness) -> None:
     for name in ("q1", "gone", "never"):
         with pytest.raises(NotFoundError):
             harness.dispatcher.answer(Answer("1", name, "a"))
+
+
+async def steered(harness: Harness, text: str = "faster", bridge: str = "") -> Steered:
+    return await harness.dispatcher.steer(Steer("1", text, bridge))
+
+
+async def test_a_text_reaches_the_agent_of_the_running_turn(harness: Harness) -> None:
+    harness.say("1")
+    await harness.started()
+    assert await steered(harness, " /stop at @file:x ") == Steered(True)
+    assert harness.gateway.steers == ["Message: /stop at @ file:x"]
+
+
+async def test_a_text_for_no_turn_of_this_bridge_is_refused(harness: Harness) -> None:
+    with pytest.raises(NotFoundError):
+        await steered(harness)
+    harness.dispatcher.accept(Inbound("c", "p", "1", "http://127.0.0.1:1/", "hi", bridge="mine"))
+    await harness.started()
+    with pytest.raises(OtherBridgeError):
+        await steered(harness, bridge="another")
+    assert await steered(harness, bridge="mine") == Steered(True)
+
+
+async def test_a_turn_takes_no_empty_text_and_not_too_many(harness: Harness) -> None:
+    harness.say("1")
+    await harness.started()
+    assert not (await steered(harness, " \n")).accepted
+    outcomes = [await steered(harness, f"text {n}") for n in range(70)]
+    assert [outcome.accepted for outcome in outcomes] == [True] * 64 + [False] * 6
+    assert "64" in outcomes[-1].reason
+
+
+async def test_a_text_waits_for_the_agent_that_is_being_made(harness: Harness) -> None:
+    harness.gateway.preparing = True
+    harness.say("1")
+    await harness.started()
+    waiting = asyncio.create_task(steered(harness))
+    await asyncio.sleep(0)
+    assert not harness.gateway.steers
+    harness.gateway.preparing = False
+    assert await waiting == Steered(True)
+
+
+async def test_a_text_for_a_turn_that_waits_for_another_steers_neither(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("molecule_hermes.plugin.dispatcher._STEER_TIMEOUT", 0.05)
+    harness.say("first")
+    harness.say("1")
+    await harness.started()
+    outcome = await steered(harness)
+    assert not outcome.accepted
+    assert "has not begun" in outcome.reason
+    assert not harness.gateway.steers
+
+
+async def test_a_text_after_the_answer_or_a_cancel_is_refused(harness: Harness) -> None:
+    harness.say("1")
+    turn = await harness.started()
+    turn.answered("done")
+    assert "ended its answer" in (await steered(harness)).reason
+    turn.answer = None
+    harness.dispatcher.cancel("1")
+    assert "canceled" in (await steered(harness)).reason
+    assert not harness.gateway.steers
+
+
+async def test_an_agent_that_runs_again_makes_its_first_answer_an_interim_one(
+    harness: Harness,
+) -> None:
+    harness.say("1")
+    turn = await harness.started()
+    await steered(harness, "and more")
+    turn.answered("first\nMEDIA:x")
+    harness.dispatcher.notice(turn, "first\nMEDIA:x")  # Hermes sends it if it did not stream it
+    harness.dispatcher.agent_runs(turn, "a review of the conversation")
+    assert turn.answer is not None
+    harness.dispatcher.agent_runs(turn, "and more")
+    harness.end(turn, "second")
+    interim, final = harness.outbox.callbacks
+    assert (interim.body, interim.content) == (Notice(interim=True), "first")
+    assert (final.body, final.content) == (Final(), "second")
+
+
+async def test_a_text_that_the_agent_did_not_read_is_reported_and_not_left_behind(
+    harness: Harness,
+) -> None:
+    harness.say("1")
+    turn = await harness.started()
+    await steered(harness, "too late")
+    harness.end(turn)
+    notice, final = harness.outbox.callbacks
+    assert notice.body == Notice(unheard=True)
+    assert "new message" in notice.content
+    assert final.content == "done"
+    assert not harness.gateway.steers

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent import turn_finalizer
 from agent.runtime_cwd import resolve_agent_cwd, set_session_cwd
 from gateway.config import GatewayConfig, Platform, PlatformConfig
 from gateway.hooks import HookRegistry
@@ -28,8 +29,9 @@ from gateway.platforms.base import (
     cleanup_document_cache,
     get_document_cache_dir,
 )
-from gateway.run import GatewayRunner, _redact_approval_command
+from gateway.run import _AGENT_PENDING_SENTINEL, GatewayRunner, _redact_approval_command
 from gateway.session_context import clear_session_vars, set_session_vars
+from run_agent import AIAgent
 from tools import approval, clarify_gateway
 from tools.terminal_tool import get_session_cwd
 
@@ -437,3 +439,23 @@ def test_agents_of_peers_are_made_without_withheld_toolsets(home: Path) -> None:
     assert made[1] == {"platform": "cli"}
     """
     run_python(code, home)
+
+
+def test_a_text_steers_the_running_agent_and_can_be_taken_back(runner: Any) -> None:
+    agent = AIAgent.__new__(AIAgent)
+    assert not hermes_api.steer(runner, "key", "more")
+    assert hermes_api.take_unheard(runner, "key") == ""
+    runner._running_agents["key"] = _AGENT_PENDING_SENTINEL
+    assert not hermes_api.steer(runner, "key", "more")
+    runner._running_agents["key"] = agent
+    runner._agent_cache["key"] = (agent, "signature", 0)
+    assert hermes_api.steer(runner, "key", " more ")
+    assert hermes_api.steer(runner, "key", "and more")
+    assert hermes_api.take_unheard(runner, "key") == "more\nand more"
+    assert hermes_api.take_unheard(runner, "key") == ""
+
+
+def test_hermes_runs_what_the_agent_has_not_read_as_a_further_turn() -> None:
+    """The plugin takes such a turn for the rest of the message."""
+    assert 'result["pending_steer"]' in inspect.getsource(turn_finalizer)
+    assert 'result.get("pending_steer")' in inspect.getsource(GatewayRunner)

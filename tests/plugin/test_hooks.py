@@ -344,3 +344,26 @@ def test_a_bridge_gets_only_what_it_wants(recorder: Any) -> None:
     (tool,) = recorder.callbacks
     assert (tool.body.output, tool.body.result) == ("x", "")
     assert recorder.turn.usage.total_tokens == 34
+
+
+@pytest.mark.parametrize(
+    "content", ["a result\n\n[…]\nuse blue\n[/…]", [{"type": "text", "text": "use blue"}, "x"]]
+)
+def test_a_text_in_a_tools_result_was_read_by_the_agent(recorder: Any, content: Any) -> None:
+    recorder.turn.steered("use blue")
+    history = [{"role": "user", "content": "use blue"}, None]
+    recorder.fire("post_llm_call", assistant_response="hi", conversation_history=history)
+    assert recorder.turn.unheard == ["use blue"]
+    history = [{"role": "tool", "content": content}, {"role": "tool", "content": None}]
+    recorder.fire("post_llm_call", assistant_response="hi", conversation_history=history)
+    assert recorder.turn.unheard == []
+
+
+def test_a_second_run_with_the_text_makes_the_first_answer_an_interim_one(recorder: Any) -> None:
+    recorder.turn.steered("use blue")
+    recorder.fire("post_llm_call", assistant_response="red")
+    recorder.fire("pre_llm_call", user_message=["not", "text"])
+    assert recorder.turn.interim == []
+    recorder.fire("pre_llm_call", user_message="use blue")
+    recorder.fire("post_llm_call", assistant_response="blue")
+    assert (recorder.turn.interim, recorder.turn.answer) == (["red"], "blue")

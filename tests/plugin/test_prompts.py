@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,3 +35,14 @@ def test_the_agent_learns_which_files_are_still_there() -> None:
     assert note == "[Files of earlier messages are still in /f: 'a b.pdf', 'c.txt']"
     (note,) = prompts.kept_files("/f", ["a.pdf"], 3)
     assert note == "[Files of earlier messages are still in /f: 'a.pdf' and 3 more]"
+
+
+@pytest.mark.parametrize("text", ["/new", "  /stop now", "\x00/steer x"])
+def test_a_command_stays_text_when_hermes_strips_it(text: str) -> None:
+    from gateway.platforms.base import MessageEvent
+
+    steering = prompts.steering(text)
+    assert steering == steering.strip()
+    assert not MessageEvent(steering).is_command()
+    assert steering.endswith(text.strip("\x00 "))
+    assert prompts.steering(" \x00\n") == ""

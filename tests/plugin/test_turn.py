@@ -35,3 +35,30 @@ def test_drafts_become_deltas() -> None:
         (" is", Delta()),
         ("They are", Delta(replace=True)),
     ]
+
+
+def test_a_text_counts_as_heard_only_if_the_agent_read_all_of_it() -> None:
+    one = turn()
+    one.steered("use blue")
+    one.steered("and red")
+    one.heard("…\nuse blue\n…")
+    assert one.unheard == ["and red"]
+    assert not one.runs_again("and red")  # there is no answer yet
+    one.answered("x")
+    assert one.runs_again("and red")
+    assert (one.unheard, one.interim, one.answer) == ([], ["x"], None)
+
+
+def test_the_text_of_a_second_run_replaces_that_of_the_first() -> None:
+    one = turn()
+    one.draft(1, "first")
+    one.steered("more")
+    assert not one.continues("first", "first")
+    one.answered("first")
+    assert one.runs_again("more")
+    callback = one.draft(1, "first and second")
+    assert callback is not None
+    assert (callback.body, callback.content) == (Delta(replace=True), "first and second")
+    assert one.continues("first and second.", "")
+    assert one.continues("the answer\n", "the answer")
+    assert not one.continues("a notice", "the answer")

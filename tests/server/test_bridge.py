@@ -22,6 +22,7 @@ from a2a.utils.errors import (
 
 from molecule_hermes.client.connection import message
 from molecule_hermes.errors import StartError, Unreachable
+from molecule_hermes.turns.features import features_of
 from molecule_hermes.turns.model import Completed, Question, TextDelta
 from tests.conftest import StartBridge
 from tests.support.fakes import (
@@ -218,9 +219,12 @@ class SlowToCancel(ScriptedTransport):
         await super().cancel(turn)
 
 
-async def test_a_message_to_a_working_task_is_refused_and_not_dropped(bridge: StartBridge) -> None:
+async def test_a_message_to_a_task_that_cannot_be_steered_is_refused_and_not_dropped(
+    bridge: StartBridge,
+) -> None:
     go = asyncio.Event()
     transport = ScriptedTransport(go, Completed("x"))
+    transport.features = features_of("chat")
     async with bridge(transport) as b, peer(b.url) as client:
         stream = client.send_message(message("hi"))
         task_id = (await anext(stream)).task.id

@@ -20,6 +20,7 @@ from molecule_hermes.errors import Interrupted
 from molecule_hermes.transports.base import Attached
 from molecule_hermes.turns.features import features_of
 from molecule_hermes.turns.model import Canceled, Place, Turn, TurnEvent
+from molecule_hermes.wire import Steered
 from tests.support.serving import serve
 
 KEY = "0123456789abcdef-test"
@@ -171,6 +172,8 @@ class ScriptedTransport:
         self._answered: dict[str, asyncio.Queue[str]] = {}
         self._canceled: dict[str, asyncio.Event] = {}
         self.deaf = False
+        self.steers: list[str] = []
+        self.steered: Steered | Exception = Steered(True)
 
     @property
     def pending(self) -> int:
@@ -208,6 +211,12 @@ class ScriptedTransport:
 
     async def attach(self, turn: Turn, place: Place) -> Attached:
         raise Interrupted("the agent was restarted during the turn")
+
+    async def steer(self, turn: Turn, text: str) -> Steered:
+        if isinstance(self.steered, Exception):
+            raise self.steered
+        self.steers.append(text)
+        return self.steered
 
     async def run(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
         self.turns.append(turn)

@@ -27,6 +27,7 @@ from molecule_hermes.wire import (
     HEALTH_PATH,
     INBOUND_PATH,
     SECRET_HEADER,
+    STEER_PATH,
     Attachment,
     Callback,
     Final,
@@ -180,6 +181,9 @@ class Hermes:
     ) -> tuple[int, dict[str, Any]]:
         body = {"message_id": message_id, "question_id": question_id, "answer": answer}
         return await self.post(ANSWER_PATH, body)
+
+    async def steer(self, message_id: str, text: str) -> tuple[int, dict[str, Any]]:
+        return await self.post(STEER_PATH, {"message_id": message_id, "text": text})
 
     async def health(self) -> dict[str, Any]:
         async with self.http.get(self.url(HEALTH_PATH)) as response:

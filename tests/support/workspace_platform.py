@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import uvicorn
-from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.agent_execution import AgentExecutor, RequestContext, RequestContextBuilder
 from a2a.server.events import EventQueue
 from a2a.server.request_handlers import DefaultRequestHandler
 from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes
@@ -164,11 +164,17 @@ async def platform(
 
 
 @asynccontextmanager
-async def served(executor: AgentExecutor, store: TaskStore | None = None) -> AsyncIterator[str]:
+async def served(
+    executor: AgentExecutor,
+    store: TaskStore | None = None,
+    builder: RequestContextBuilder | None = None,
+) -> AsyncIterator[str]:
     """Serves the executor as JSON-RPC by the SDK's means, also for 0.3; yields the URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    handler = DefaultRequestHandler(executor, store or InMemoryTaskStore(), card(url))
+    handler = DefaultRequestHandler(
+        executor, store or InMemoryTaskStore(), card(url), request_context_builder=builder
+    )
     routes = [
         *create_agent_card_routes(card(url)),
         *create_jsonrpc_routes(handler, "/", enable_v0_3_compat=True),

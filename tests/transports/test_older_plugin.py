@@ -101,3 +101,16 @@ async def test_an_answer_to_a_question_that_it_never_asked_is_refused(
 ) -> None:
     with pytest.raises(QuestionGoneError):
         await transport.answer(turn(), "q", "yes")
+
+
+async def test_a_running_turn_cannot_be_steered(
+    plugin: OlderPlugin, transport: PluginTransport
+) -> None:
+    plugin.may_answer.clear()
+    running = asyncio.create_task(run(transport, turn()))
+    await until(lambda: transport.accepted == 1)
+    outcome = await transport.steer(turn(), "use blue")
+    assert not outcome.accepted
+    assert "too old" in outcome.reason
+    plugin.may_answer.set()
+    assert await running == [Completed("You said: hello from m-1")]

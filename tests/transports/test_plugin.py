@@ -13,7 +13,14 @@ import httpx
 import pytest
 from aiohttp import web
 
-from molecule_hermes.errors import AuthFailure, BadRequest, Draining, StartError, Unreachable
+from molecule_hermes.errors import (
+    AuthFailure,
+    BadRequest,
+    Draining,
+    StartError,
+    TurnFailure,
+    Unreachable,
+)
 from molecule_hermes.transports.base import QuestionGoneError
 from molecule_hermes.transports.plugin import transport as plugin_transport
 from molecule_hermes.transports.plugin.callback_server import ReplyServer
@@ -30,7 +37,7 @@ from molecule_hermes.turns.model import (
     Turn,
     TurnEvent,
 )
-from molecule_hermes.wire import SECRET_HEADER, Inbound
+from molecule_hermes.wire import SECRET_HEADER, Inbound, Steered
 from tests.support.serving import free_port, serve
 from tests.support.waiting import until
 
@@ -47,6 +54,8 @@ class FakePlugin:
         self.canceled: list[str] = []
         self.answers: list[dict[str, Any]] = []
         self.answer_status = 200
+        self.steers: list[dict[str, Any]] = []
+        self.steered: tuple[int, Any] = (200, {"ok": True, "accepted": True})
         self.statuses: list[int] = []
         self.instance = "one"
         self.ready = True
@@ -115,6 +124,11 @@ class FakePlugin:
         refused = {"ok": False, "kind": "callback_refused"}
         return web.json_response(refused, status=403) if self.refuses_callback else web.Response()
 
+    async def steer(self, request: web.Request) -> web.Response:
+        self.steers.append(await request.json())
+        status, body = self.steered
+        return web.json_response(body, status=status)
+
     async def answer(self, request: web.Request) -> web.Response:
         self.answers.append(await request.json())
         return web.json_response({"ok": self.answer_status == 200}, status=self.answer_status)
@@ -154,6 +168,7 @@ async def serving(plugin: FakePlugin, port: int = 0) -> AsyncIterator[FakePlugin
     app.router.add_post("/a2a/inbound", plugin.inbound)
     app.router.add_post("/a2a/cancel", plugin.cancel)
     app.router.add_post("/a2a/answer", plugin.answer)
+    app.router.add_post("/a2a/steer", plugin.steer)
     app.router.add_post("/a2a/check", plugin.check)
     async with serve(app, port) as url:
         plugin.url = url
@@ -681,3 +696,85 @@ async def test_a_callback_port_in_use_is_reported_with_its_setting() -> None:
         with pytest.raises(StartError, match=rf"port {port}.*MOLECULE_A2A_CALLBACK_PORT"):
             async with ReplyServer(Replies(), "127.0.0.1", port):
                 pass
+
+
+async def until_steered(plugin: FakePlugin, body: dict[str, Any]) -> None:
+    """Streams, and ends when it was steered."""
+    await plugin.call(body, "working", type="delta", seq=0)
+    await until(lambda: plugin.steers)
+    await plugin.call(body, "first", type="notice", interim=True, seq=1)
+    await plugin.call(body, "late", type="notice", unheard=True, seq=2)
+    await plugin.call(body, "second", type="final", seq=3)
+
+
+async def test_a_text_reaches_the_plugin_and_the_turn_goes_on(
+    plugin: FakePlugin, transport: PluginTransport
+) -> None:
+    plugin.script = until_steered
+    events = []
+    async with asyncio.timeout(20):
+        async for event in transport.run(turn()):
+            events.append(event)
+            if isinstance(event, TextDelta):
+                assert await transport.steer(turn(), "use blue") == Steered(True)
+    assert events[1:] == [
+        Notice("first", kind="interim"),
+        Notice("late", kind="unheard"),
+        Completed("second"),
+    ]
+    (steer,) = plugin.steers
+    assert steer.pop("bridge") == plugin.received[0]["bridge"] != ""
+    assert steer == {"message_id": "m-1", "text": "use blue"}
+
+
+@pytest.mark.parametrize(
+    ("response", "reason"),
+    [
+        ((200, {"ok": True, "accepted": False, "reason": "not now"}), "not now"),
+        ((200, {"ok": True}), "does not take"),
+        ((200, ["junk"]), "does not take"),
+        ((404, {"ok": False, "kind": "not_found"}), "has just ended"),
+        ((404, {"ok": False, "kind": "bad_request"}), "too old"),
+        ((404, "Not Found"), "too old"),
+    ],
+)
+async def test_a_text_that_the_plugin_does_not_take_has_a_reason(
+    plugin: FakePlugin, transport: PluginTransport, response: tuple[int, Any], reason: str
+) -> None:
+    plugin.script, plugin.steered = until_steered, response
+    running = asyncio.create_task(run(transport))
+    outcome = await until_accepted(transport, "use blue")
+    assert not outcome.accepted
+    assert reason in outcome.reason
+    assert (await running)[-1] == Completed("second")
+
+
+@pytest.mark.parametrize(
+    ("response", "kind"),
+    [
+        ((401, {}), "auth"),
+        ((500, {}), "internal"),
+        ((200, {"accepted": "perhaps"}), "internal"),
+    ],
+)
+async def test_a_text_that_fails_at_the_plugin_fails_alone(
+    plugin: FakePlugin, transport: PluginTransport, response: tuple[int, Any], kind: str
+) -> None:
+    plugin.script, plugin.steered = until_steered, response
+    running = asyncio.create_task(run(transport))
+    with pytest.raises(TurnFailure) as raised:
+        await until_accepted(transport, "use blue")
+    assert raised.value.kind == kind
+    assert (await running)[-1] == Completed("second")
+
+
+async def until_accepted(transport: PluginTransport, text: str) -> Steered:
+    """Steers the turn at once; the transport itself waits for the plugin."""
+    await until(lambda: transport.pending)
+    return await transport.steer(turn(), text)
+
+
+async def test_a_text_for_a_turn_that_does_not_run_is_refused(transport: PluginTransport) -> None:
+    outcome = await transport.steer(turn(), "use blue")
+    assert not outcome.accepted
+    assert "does not have the task" in outcome.reason

@@ -30,13 +30,15 @@ from molecule_hermes.wire import (
     Push,
     Reasoning,
     Spent,
+    Steer,
+    Steered,
     Subagent,
     Tool,
     Usage,
     WireError,
 )
 
-PARSERS = (Inbound, Cancel, Answer, Callback)
+PARSERS = (Inbound, Cancel, Answer, Steer, Steered, Callback)
 
 ids = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=256)
 labels = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=256)
@@ -85,7 +87,18 @@ bodies = st.one_of(
         texts,
     ),
     st.builds(Subagent, labels, texts, phases, amounts, st.none() | st.booleans()),
-    st.builds(Notice, labels, kinds, st.none() | counts, st.none() | counts, labels, labels),
+    st.builds(
+        Notice,
+        labels,
+        kinds,
+        st.none() | counts,
+        st.none() | counts,
+        labels,
+        labels,
+        texts,
+        st.booleans(),
+        st.booleans(),
+    ),
     st.just(Reasoning()),
     st.builds(Spent, spent, st.none() | contexts),
     st.just(Push()),
@@ -123,6 +136,8 @@ values = st.one_of(
     ),
     st.builds(Cancel, ids),
     st.builds(Answer, ids, ids, texts),
+    st.builds(Steer, ids, texts, labels),
+    st.builds(Steered, st.booleans(), texts),
     st.builds(Callback, ids, ids, texts, bodies, st.none() | counts),
 )
 junk = st.recursive(

@@ -34,7 +34,7 @@ from molecule_hermes.transports.chat.completions import (
 )
 from molecule_hermes.transports.chat.history import with_history
 from molecule_hermes.transports.chat.reply import StreamedReply
-from molecule_hermes.turns.features import features_of
+from molecule_hermes.turns.features import Feature, features_of, why_not
 from molecule_hermes.turns.model import (
     Canceled,
     Completed,
@@ -45,6 +45,7 @@ from molecule_hermes.turns.model import (
     TurnEvent,
     is_last,
 )
+from molecule_hermes.wire import Steered
 
 __all__ = ["MAX_BODY", "MAX_TEXT", "ChatTransport"]
 
@@ -167,6 +168,9 @@ class ChatTransport:
 
     async def attach(self, turn: Turn, place: Place) -> Attached:
         raise Interrupted("the agent was restarted during the turn")
+
+    async def steer(self, turn: Turn, text: str) -> Steered:
+        return Steered(False, why_not(Feature.STEERING, "chat"))
 
     async def _read(self, turn: Turn, events: asyncio.Queue[TurnEvent]) -> None:
         last: TurnEvent

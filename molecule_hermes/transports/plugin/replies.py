@@ -171,6 +171,8 @@ def _event(callback: Callback) -> TurnEvent:  # noqa: PLR0911 - one for each typ
         case Final():
             return _end(body, text)
         case WireNotice():
+            if body.interim or body.unheard:
+                return Notice(text, kind="interim" if body.interim else "unheard")
             models = (body.from_model, body.to_model)
             figures = (body.kind, body.attempt, body.of, *models)
             return Notice(text, body.withdraws, *figures, answer=body.answer)

@@ -32,6 +32,7 @@ from molecule_hermes.transports.base import (
 )
 from molecule_hermes.transports.plugin.callback_server import ReplyServer
 from molecule_hermes.transports.plugin.replies import Replies, Reply
+from molecule_hermes.transports.plugin.steering import NOT_THERE, steered_of, until
 from molecule_hermes.turns.features import features_of
 from molecule_hermes.turns.model import (
     Canceled,
@@ -50,6 +51,7 @@ from molecule_hermes.wire import (
     HEALTH_PATH,
     INBOUND_PATH,
     SECRET_HEADER,
+    STEER_PATH,
     Answer,
     Attach,
     Attachment,
@@ -57,6 +59,8 @@ from molecule_hermes.wire import (
     Check,
     Inbound,
     Origin,
+    Steer,
+    Steered,
 )
 
 __all__ = ["CallbackRefused", "PluginTransport"]
@@ -277,6 +281,21 @@ class PluginTransport:
         if status != 200:
             raise self._refusal(status, body)
 
+    async def steer(self, turn: Turn, text: str) -> Steered:
+        """The text is sent only once: if its response is lost, it may have arrived."""
+        reply = self._replies.get(turn.message_id)
+        if reply is None or not await until(
+            lambda: turn.message_id in self._accepted or reply.ended
+        ):
+            return NOT_THERE
+        try:
+            status, body = await self._post(STEER_PATH, Steer(turn.message_id, text, self._name))
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self._unreachable() from error
+        if status not in (200, 404):
+            raise self._refusal(status, body)
+        return steered_of(status, body)
+
     async def _send(self, turn: Turn, reply: Reply) -> None:
         try:
             await self._deliver(turn, reply)
@@ -409,7 +428,7 @@ class PluginTransport:
         return health
 
     async def _post(
-        self, path: str, message: Inbound | Cancel | Answer | Attach | Check
+        self, path: str, message: Inbound | Cancel | Answer | Attach | Steer | Check
     ) -> tuple[int, dict[str, Any]]:
         url = self._base_url + path
         data = as_payload(json.dumps(message.to_json()).encode())
