@@ -491,7 +491,7 @@ async def test_an_agent_that_runs_again_makes_its_first_answer_an_interim_one(
     turn = await harness.started()
     await steered(harness, "and more")
     turn.answered("first\nMEDIA:x")
-    harness.dispatcher.notice(turn, "first\nMEDIA:x")  # Hermes sends it if it did not stream it
+    harness.dispatcher.remark(turn, "first\nMEDIA:x")  # Hermes sends it if it did not stream it
     harness.dispatcher.agent_runs(turn, "a review of the conversation")
     assert turn.answer is not None
     harness.dispatcher.agent_runs(turn, "and more")

@@ -32,7 +32,9 @@ class Recorder:
         self.turn = Turn(Inbound("c", "p", "m", "http://127.0.0.1:1/", "hi", wants=WANTS))
         self.callbacks: list[Callback] = []
         self.begun: list[str] = []
-        gateway: Any = SimpleNamespace(context=lambda turn: Context(50, 200))
+        gateway: Any = SimpleNamespace(
+            context=lambda turn: Context(50, 200), shown=lambda answer: answer
+        )
         outbox: Any = SimpleNamespace(put=lambda journal, callback: self.callbacks.append(callback))
         self.dispatcher = Dispatcher(gateway, Ledger(), outbox)
 

@@ -252,7 +252,7 @@ async def test_a_message_from_before_the_question_leaves_the_question_open(
         request = message("yes", task_id=asked.task_id)
         call = RequestContext(ServerCallContext(), request, task.id, task.context_id, task)
         (active,) = b._executor._runs.values()
-        await b._executor.execute(call, active.updater.event_queue)
+        await b._executor.execute(call, active.queue.inner)
         assert transport.steers == ["yes"]
         assert not transport.answers
         task = await client.get_task(GetTaskRequest(id=asked.task_id))
