@@ -248,6 +248,18 @@ class Settings(BaseModel):
         "starts the bridge again; `up` then needs MOLECULE_A2A_PLATFORM_SHARED_SECRET and "
         "API_SERVER_KEY",
     )
+    keep_turns: Seconds = _own(
+        "KEEP_TURNS",
+        3600,
+        "seconds for which the plugin keeps an ended turn for a bridge that is restarted, up to "
+        "86400; a turn whose end no bridge has is kept longer",
+    )
+    keep_turns_bytes: Annotated[int, Field(ge=2**20, le=2**40)] = _own(
+        "KEEP_TURNS_BYTES",
+        64 * 2**20,
+        "the maximum bytes of running and ended turns that the plugin keeps for that, 1048576 to "
+        "1099511627776",
+    )
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = _own(
         "MAX_RESTARTS",
         5,

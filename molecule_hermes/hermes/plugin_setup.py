@@ -25,6 +25,8 @@ def enable(home: HermesHome, settings: Settings, *, even_if_disabled: bool = Fal
         "max_threads": settings.max_running + settings.max_questions,
         # A single peer expects to find the files of one conversation in the next.
         "folder_per_chat": settings.has_several_peers,
+        "journal_for": settings.keep_turns,
+        "journal_bytes": settings.keep_turns_bytes,
         "keep_files_days": settings.keep_files_days,
         "keep_files_bytes": settings.keep_files_bytes,
         "keep_files_bytes_of_chat": settings.keep_files_bytes_of_conversation,

@@ -119,6 +119,11 @@ class Feature(Enum):
         "no: Hermes does not report it",
     )
     FAILURES = _Row("failures by kind, with a hint", "yes", "yes")
+    OUTLIVES = _Row(
+        "a running turn goes on after a restart of the bridge, and so does an open question",
+        "yes, if Hermes still runs",
+        "no: it ends as `interrupted`; turns that waited go on",
+    )
     SUBSCRIBE = _Row("SubscribeToTask gives the state so far, then the rest", "yes", "yes")
 
 
