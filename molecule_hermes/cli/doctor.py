@@ -21,7 +21,8 @@ from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.net.ports import listens, port_owner
 from molecule_hermes.text import is_loopback
 from molecule_hermes.transports.chat.transport import ChatTransport
-from molecule_hermes.transports.plugin.transport import CallbackRefused, PluginTransport
+from molecule_hermes.transports.plugin.client import CallbackRefused
+from molecule_hermes.transports.plugin.transport import PluginTransport
 
 __all__ = ["Finding", "examine", "plugin_finding"]
 

@@ -69,14 +69,14 @@ async def test_a_long_turn_is_not_interrupted_because_health_names_no_instance(
 ) -> None:
     plugin.may_answer.clear()
     checks = 0
-    health = transport._health
+    health = transport._client.health
 
     async def counted(timeout: float) -> dict[str, object]:
         nonlocal checks
         checks += 1
         return await health(timeout)
 
-    transport._health = counted  # type: ignore[method-assign]
+    transport._client.health = counted  # type: ignore[method-assign]
     running = asyncio.create_task(run(transport, turn()))
     await until(lambda: transport.accepted == 1 and checks > 15)
     plugin.may_answer.set()

@@ -22,10 +22,11 @@ from molecule_hermes.errors import (
     Unreachable,
 )
 from molecule_hermes.transports.base import QuestionGoneError
-from molecule_hermes.transports.plugin import transport as plugin_transport
+from molecule_hermes.transports.plugin import client as plugin_client
 from molecule_hermes.transports.plugin.callback_server import ReplyServer
+from molecule_hermes.transports.plugin.client import CallbackRefused
 from molecule_hermes.transports.plugin.replies import Replies
-from molecule_hermes.transports.plugin.transport import CallbackRefused, PluginTransport
+from molecule_hermes.transports.plugin.transport import PluginTransport
 from molecule_hermes.turns.model import (
     Attachment,
     Canceled,
@@ -327,7 +328,7 @@ async def test_a_message_without_an_answer_is_sent_again_and_runs_once(
 
     plugin.script = slow
     plugin.hang = True
-    monkeypatch.setattr(plugin_transport, "_SEND_TIMEOUT", 0.3)
+    monkeypatch.setattr(plugin_client, "_TIMEOUT", 0.3)
     async with PluginTransport(plugin.url, secret=SECRET) as transport:
         assert (await run(transport))[-1] == Completed("once")
     assert len(plugin.received) >= 2
@@ -379,7 +380,7 @@ async def test_a_slow_health_check_after_a_restart_does_not_interrupt_the_next_t
 async def test_a_message_that_may_have_reached_a_dead_hermes_is_not_sent_to_the_next(
     plugin: FakePlugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plugin_transport, "_SEND_TIMEOUT", 0.3)
+    monkeypatch.setattr(plugin_client, "_TIMEOUT", 0.3)
     port = free_port()
     patient = PluginTransport(f"http://127.0.0.1:{port}", secret=SECRET, patient=True)
     plugin.hang, plugin.script = True, nothing

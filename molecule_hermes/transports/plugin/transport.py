@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Mapping
@@ -14,23 +13,19 @@ import aiohttp
 
 from molecule_hermes.backoff import Backoff
 from molecule_hermes.errors import (
-    AuthFailure,
-    BadRequest,
     Draining,
     InternalFailure,
     Interrupted,
-    TooLarge,
     TurnFailure,
-    Unreachable,
 )
 from molecule_hermes.transports.base import (
     BACKOFF,
     Attached,
     NotSentError,
     QuestionGoneError,
-    as_payload,
 )
 from molecule_hermes.transports.plugin.callback_server import ReplyServer
+from molecule_hermes.transports.plugin.client import CONNECTIONS, PluginClient
 from molecule_hermes.transports.plugin.replies import Replies, Reply
 from molecule_hermes.transports.plugin.steering import NOT_THERE, steered_of, until
 from molecule_hermes.turns.features import features_of
@@ -48,9 +43,7 @@ from molecule_hermes.wire import (
     ATTACH_PATH,
     CANCEL_PATH,
     CHECK_PATH,
-    HEALTH_PATH,
     INBOUND_PATH,
-    SECRET_HEADER,
     STEER_PATH,
     Answer,
     Attach,
@@ -63,13 +56,11 @@ from molecule_hermes.wire import (
     Steered,
 )
 
-__all__ = ["CallbackRefused", "PluginTransport"]
+__all__ = ["PluginTransport"]
 
 logger = logging.getLogger(__name__)
 
-_SEND_TIMEOUT = 10.0
 _SENDS = 5
-_CONNECTIONS = 64
 _REFUSED_LIMIT = 2
 """After this many refused connections in a row, Hermes counts as dead."""
 _WANTS = ("subagent", "usage")
@@ -78,8 +69,8 @@ _SILENT_LIMIT = 10
 """After this many unanswered health checks in a row, Hermes counts as frozen."""
 
 
-class CallbackRefused(AuthFailure):
-    """The plugin accepts the secret, but not this bridge's callback address."""
+class _TooOld(Interrupted):
+    """The plugin cannot send a turn's callbacks to another address."""
 
 
 class PluginTransport:
@@ -101,8 +92,7 @@ class PluginTransport:
     ) -> None:
         """With `patient`, turns wait for a Hermes that is not there: it is being restarted.
         `attach_for` is how long a turn of an earlier bridge waits for Hermes, in seconds."""
-        self._base_url = base_url.rstrip("/")
-        self._secret = secret
+        self._client = PluginClient(base_url, secret)
         self._name = secrets.token_urlsafe(16)
         """Sent with each message, so that only this bridge can answer or cancel for it."""
         self._names: dict[str, str] = {}
@@ -115,12 +105,9 @@ class PluginTransport:
         self._backoff = backoff
         self._accepted: dict[str, str] = {}
         """The plugin instance that accepted each message."""
-        self._instance = ""
-        """The plugin instance that answered last."""
         self._leaves_turns = False
         self._pending = asyncio.Event()
-        self._sending = asyncio.Semaphore(_CONNECTIONS)
-        self._session: aiohttp.ClientSession | None = None
+        self._sending = asyncio.Semaphore(CONNECTIONS)
         self._watcher: asyncio.Task[None] | None = None
 
     @property
@@ -133,16 +120,11 @@ class PluginTransport:
         return len(self._accepted)
 
     def __repr__(self) -> str:
-        return f"PluginTransport({self._base_url!r})"
+        return f"PluginTransport({self._client.base_url!r})"
 
     async def __aenter__(self) -> Self:
         await self._server.__aenter__()
-        self._session = aiohttp.ClientSession(
-            # The plugin answers each POST at once, so a few connections serve any number of turns.
-            connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
-            timeout=aiohttp.ClientTimeout(total=_SEND_TIMEOUT, connect=3.0),
-            headers={SECRET_HEADER: self._secret} if self._secret else {},
-        )
+        await self._client.__aenter__()
         self._watcher = asyncio.create_task(self._watch(), name="plugin-watcher")
         return self
 
@@ -153,20 +135,18 @@ class PluginTransport:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watcher
         await self._server.__aexit__(*error)
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        await self._client.__aexit__(*error)
 
     async def check(self) -> None:
         """Checks the plugin's health, and whether it would accept a message of this bridge."""
         try:
-            health = await self._health(timeout=3.0)
+            health = await self._client.health(timeout=3.0)
             # An older plugin does not know the path. It answers 404 after checking the secret.
-            status, body = await self._post(CHECK_PATH, Check(self._server.url))
+            status, body = await self._client.post(CHECK_PATH, Check(self._server.url))
             if status in (401, 403):
-                raise self._refusal(status, body)
+                raise self._client.refusal(status, body)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise self._unreachable() from error
+            raise self._client.unreachable() from error
         if not health.get("ready", True):  # older plugins report `ok` alone
             raise Draining("Hermes is starting or shutting down")
 
@@ -187,11 +167,11 @@ class PluginTransport:
             await asyncio.wait({sender})
 
     def place(self, turn: Turn) -> Place:
-        instance = self._accepted.get(turn.message_id) or self._instance
-        return Place(self._base_url, instance, self._name_for(turn))
+        instance = self._accepted.get(turn.message_id) or self._client.instance
+        return Place(self._client.base_url, instance, self._name_for(turn))
 
     async def attach(self, turn: Turn, place: Place) -> Attached:
-        if place.address != self._base_url:
+        if place.address != self._client.base_url:
             raise Interrupted("the turn ran in another Hermes before the agent was restarted")
         self._names[turn.message_id] = place.bridge
         reply = self._replies.register(turn.message_id, place.seq)
@@ -236,22 +216,30 @@ class PluginTransport:
         attach = Attach(turn.message_id, self._server.url, reply.last_seq, self._name_for(turn))
         for delay in self._backoff.delays(within=self._attach_for):
             try:
-                status, body = await self._post(ATTACH_PATH, attach)
+                status, body = await self._client.post(ATTACH_PATH, attach)
             except (aiohttp.ClientError, TimeoutError):
                 status, body = 503, {}
             if status == 200:
                 return body
+            if status == 404 and body.get("kind") != "not_found":
+                raise _TooOld("the plugin inside Hermes is too old to go on with the turn")
             if status == 404:
                 return None
             if status not in (429, 503):
-                raise self._refusal(status, body)
+                raise self._client.refusal(status, body)
             await asyncio.sleep(delay)
         raise Interrupted("Hermes did not answer after the agent was restarted")
+
+    async def _attach_to_earlier(self, turn: Turn, reply: Reply) -> None:
+        """An earlier request with the message arrived, perhaps that of an earlier bridge."""
+        with contextlib.suppress(_TooOld):
+            if await self._post_attach(turn, reply) is None:
+                raise Interrupted("the result of the turn is no longer known")
 
     async def _missing(self, place: Place) -> NoReturn:
         """Raises what it means that the plugin does not know a message that was to be sent."""
         try:
-            instance = str((await self._health(timeout=3.0)).get("instance", ""))
+            instance = str((await self._client.health(timeout=3.0)).get("instance", ""))
         except (aiohttp.ClientError, TimeoutError, ValueError):
             instance = ""
         if instance and instance == place.instance:
@@ -270,16 +258,16 @@ class PluginTransport:
         message = Answer(turn.message_id, question_id, answer, self._name_for(turn))
         for attempt in range(1, _SENDS + 1):
             try:
-                status, body = await self._post(ANSWER_PATH, message)
+                status, body = await self._client.post(ANSWER_PATH, message)
                 break
             except (aiohttp.ClientError, TimeoutError) as error:
                 if attempt == _SENDS:
-                    raise self._unreachable() from error
+                    raise self._client.unreachable() from error
                 await asyncio.sleep(self._backoff.delay(attempt))
         if status == 404:
             raise QuestionGoneError(question_id)
         if status != 200:
-            raise self._refusal(status, body)
+            raise self._client.refusal(status, body)
 
     async def steer(self, turn: Turn, text: str) -> Steered:
         """The text is sent only once: if its response is lost, it may have arrived."""
@@ -289,11 +277,13 @@ class PluginTransport:
         ):
             return NOT_THERE
         try:
-            status, body = await self._post(STEER_PATH, Steer(turn.message_id, text, self._name))
+            status, body = await self._client.post(
+                STEER_PATH, Steer(turn.message_id, text, self._name_for(turn))
+            )
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise self._unreachable() from error
+            raise self._client.unreachable() from error
         if status not in (200, 404):
-            raise self._refusal(status, body)
+            raise self._client.refusal(status, body)
         return steered_of(status, body)
 
     async def _send(self, turn: Turn, reply: Reply) -> None:
@@ -317,7 +307,7 @@ class PluginTransport:
             try:
                 # Waiting here takes less memory than waiting inside aiohttp for a connection.
                 async with self._sending:
-                    status, body = await self._post(INBOUND_PATH, message)
+                    status, body = await self._client.post(INBOUND_PATH, message)
             except aiohttp.ClientConnectorError as error:
                 if sends or not self._patient:
                     raise self._lost(sends) from error
@@ -330,14 +320,13 @@ class PluginTransport:
                     raise self._lost(sends) from error
             else:
                 if status in (200, 202):  # older plugins answer 200
-                    self._instance = str(body.get("instance", ""))
-                    self._accepted[turn.message_id] = self._instance
+                    self._client.instance = str(body.get("instance", ""))
+                    self._accepted[turn.message_id] = self._client.instance
                     if body.get("duplicate"):
-                        # An earlier request arrived, perhaps that of an earlier bridge.
-                        await self._post_attach(turn, reply)
+                        await self._attach_to_earlier(turn, reply)
                     return
                 if status not in (429, 503):
-                    raise self._refusal(status, body)
+                    raise self._client.refusal(status, body)
                 reply.add(
                     Notice(
                         f"Hermes is busy or starting; trying again in {delay:g} s", kind="retrying"
@@ -371,7 +360,7 @@ class PluginTransport:
     def _lost(self, sends: int) -> TurnFailure:
         """Once something was sent, it may have arrived, and the turn may run."""
         if not sends:
-            return self._unreachable()
+            return self._client.unreachable()
         return Interrupted("Hermes stopped answering while the message was sent")
 
     async def _post_cancel(self, turn: Turn) -> bool:
@@ -379,7 +368,7 @@ class PluginTransport:
         cancel = Cancel(turn.message_id, self._name_for(turn))
         try:
             async with asyncio.timeout(3.0):
-                return (await self._post(CANCEL_PATH, cancel))[0] == 200
+                return (await self._client.post(CANCEL_PATH, cancel))[0] == 200
         except (aiohttp.ClientError, TimeoutError, TurnFailure):
             return False
 
@@ -396,7 +385,7 @@ class PluginTransport:
             if not accepted:
                 refused = silent = 0
             try:
-                instance = str((await self._health(timeout=2.0)).get("instance", ""))
+                instance = str((await self._client.health(timeout=2.0)).get("instance", ""))
                 refused = silent = 0
                 self._interrupt_unless(instance, accepted)
             except aiohttp.ClientConnectorError:
@@ -416,66 +405,6 @@ class PluginTransport:
             reply = self._replies.get(message_id)
             if reply is not None and accepted_by != instance:
                 reply.add(Failed(Interrupted("Hermes died during the turn")))
-
-    async def _health(self, timeout: float) -> dict[str, Any]:
-        limit = aiohttp.ClientTimeout(total=timeout)
-        url = self._base_url + HEALTH_PATH
-        async with self._open_session().get(url, timeout=limit, allow_redirects=False) as response:
-            health = await response.json()
-        if not isinstance(health, dict) or not health.get("ok"):
-            raise ValueError("not a health report of the plugin")
-        self._instance = str(health.get("instance", ""))
-        return health
-
-    async def _post(
-        self, path: str, message: Inbound | Cancel | Answer | Attach | Steer | Check
-    ) -> tuple[int, dict[str, Any]]:
-        url = self._base_url + path
-        data = as_payload(json.dumps(message.to_json()).encode())
-        headers = {"Content-Type": "application/json"}
-        async with self._open_session().post(
-            url, data=data, headers=headers, allow_redirects=False
-        ) as response:
-            try:
-                body = await response.json()
-            except (ValueError, aiohttp.ContentTypeError):
-                body = {}
-            return response.status, body if isinstance(body, dict) else {}
-
-    def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            raise Draining("the transport is closed")
-        return self._session
-
-    def _unreachable(self) -> Unreachable:
-        return Unreachable(
-            f"the plugin inside Hermes does not answer at {self._base_url}",
-            hint="run `molecule-hermes doctor` to see why",
-        )
-
-    def _wrong_secret(self) -> AuthFailure:
-        return AuthFailure(
-            "the plugin inside Hermes refused the bridge's secret",
-            hint="set MOLECULE_A2A_PLATFORM_SHARED_SECRET to the same value for both; if it is not "
-            "set, `up` generates one that no other bridge knows",
-        )
-
-    def _refusal(self, status: int, body: dict[str, Any]) -> TurnFailure:
-        if status == 401:
-            return self._wrong_secret()
-        if status == 403 and body.get("kind") == "callback_refused":
-            return CallbackRefused(
-                "the plugin inside Hermes does not call this bridge back",
-                hint="add this bridge to MOLECULE_A2A_PLATFORM_CALLBACKS of that Hermes",
-            )
-        if status == 413:
-            return TooLarge()
-        if status == 400:
-            return BadRequest(f"the plugin refused the message: {body.get('error', '')}", hint="")
-        return InternalFailure(
-            f"the plugin answered with status {status}",
-            hint="check that MOLECULE_A2A_PLATFORM_PORT is the port of the plugin",
-        )
 
 
 def _label(name: str) -> str:

@@ -1,0 +1,123 @@
+"""The requests to the plugin inside Hermes, and what its refusals mean."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Self
+
+import aiohttp
+
+from molecule_hermes.errors import (
+    AuthFailure,
+    BadRequest,
+    Draining,
+    InternalFailure,
+    TooLarge,
+    TurnFailure,
+    Unreachable,
+)
+from molecule_hermes.transports.base import as_payload
+from molecule_hermes.wire import (
+    HEALTH_PATH,
+    SECRET_HEADER,
+    Answer,
+    Attach,
+    Cancel,
+    Check,
+    Inbound,
+    Steer,
+)
+
+__all__ = ["CONNECTIONS", "CallbackRefused", "PluginClient"]
+
+CONNECTIONS = 64
+"""The plugin answers each POST at once, so a few connections serve any number of turns."""
+_TIMEOUT = 10.0
+
+
+class CallbackRefused(AuthFailure):
+    """The plugin accepts the secret, but not this bridge's callback address."""
+
+
+class PluginClient:
+    """One HTTP client for the life of the process: `async with` it."""
+
+    def __init__(self, base_url: str, secret: str = "") -> None:
+        self.base_url = base_url.rstrip("/")
+        self._secret = secret
+        self.instance = ""
+        """The run of the plugin that answered last."""
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=CONNECTIONS),
+            timeout=aiohttp.ClientTimeout(total=_TIMEOUT, connect=3.0),
+            headers={SECRET_HEADER: self._secret} if self._secret else {},
+        )
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def health(self, timeout: float) -> dict[str, Any]:
+        """Raises aiohttp's errors, `TimeoutError`, or `ValueError` if it is not the plugin."""
+        limit = aiohttp.ClientTimeout(total=timeout)
+        url = self.base_url + HEALTH_PATH
+        async with self._open_session().get(url, timeout=limit, allow_redirects=False) as response:
+            health = await response.json()
+        if not isinstance(health, dict) or not health.get("ok"):
+            raise ValueError("not a health report of the plugin")
+        self.instance = str(health.get("instance", ""))
+        return health
+
+    async def post(
+        self, path: str, message: Inbound | Cancel | Answer | Attach | Steer | Check
+    ) -> tuple[int, dict[str, Any]]:
+        """The status and the JSON of the response. Raises aiohttp's errors and `TimeoutError`."""
+        url = self.base_url + path
+        data = as_payload(json.dumps(message.to_json()).encode())
+        headers = {"Content-Type": "application/json"}
+        async with self._open_session().post(
+            url, data=data, headers=headers, allow_redirects=False
+        ) as response:
+            try:
+                body = await response.json()
+            except (ValueError, aiohttp.ContentTypeError):
+                body = {}
+            return response.status, body if isinstance(body, dict) else {}
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise Draining("the transport is closed")
+        return self._session
+
+    def unreachable(self) -> Unreachable:
+        return Unreachable(
+            f"the plugin inside Hermes does not answer at {self.base_url}",
+            hint="run `molecule-hermes doctor` to see why",
+        )
+
+    def refusal(self, status: int, body: dict[str, Any]) -> TurnFailure:
+        """What a status that means no means."""
+        if status == 401:
+            return AuthFailure(
+                "the plugin inside Hermes refused the bridge's secret",
+                hint="set MOLECULE_A2A_PLATFORM_SHARED_SECRET to the same value for both; if it is "
+                "not set, `up` generates one that no other bridge knows",
+            )
+        if status == 403 and body.get("kind") == "callback_refused":
+            return CallbackRefused(
+                "the plugin inside Hermes does not call this bridge back",
+                hint="add this bridge to MOLECULE_A2A_PLATFORM_CALLBACKS of that Hermes",
+            )
+        if status == 413:
+            return TooLarge()
+        if status == 400:
+            return BadRequest(f"the plugin refused the message: {body.get('error', '')}", hint="")
+        return InternalFailure(
+            f"the plugin answered with status {status}",
+            hint="check that MOLECULE_A2A_PLATFORM_PORT is the port of the plugin",
+        )
