@@ -17,8 +17,7 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
-from contextlib import aclosing
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -43,7 +42,7 @@ from molecule_hermes.protocol.active_turn import ActiveTurn
 from molecule_hermes.protocol.data_reply import DataReplies
 from molecule_hermes.protocol.dialogue import Approvals, Dialogue
 from molecule_hermes.protocol.extensions import requested
-from molecule_hermes.protocol.incoming import Attachments, is_whole, without_bytes
+from molecule_hermes.protocol.incoming import Attachments, without_bytes
 from molecule_hermes.protocol.message_reply import MessageQueue
 from molecule_hermes.protocol.prompts import Prompts
 from molecule_hermes.protocol.recovery import Resumed
@@ -52,21 +51,19 @@ from molecule_hermes.protocol.schema_process import SchemaProcesses
 from molecule_hermes.protocol.states import INTERRUPTED, state_name
 from molecule_hermes.protocol.steering import Steering, SteeringContextBuilder
 from molecule_hermes.protocol.turn_record import TurnRecord
+from molecule_hermes.protocol.turn_work import TurnWork
 from molecule_hermes.telemetry.metrics import Metrics
-from molecule_hermes.transports.base import NotSentError, Transport
+from molecule_hermes.transports.base import Transport
 from molecule_hermes.turns.model import (
     Canceled,
     Completed,
     Context,
     End,
     Failed,
-    Question,
     Turn,
-    TurnEvent,
     Usage,
-    is_last,
 )
-from molecule_hermes.turns.run import State, TurnRun
+from molecule_hermes.turns.run import State
 from molecule_hermes.turns.scheduler import Scheduler
 
 __all__ = ["HermesAgentProxyExecutor"]
@@ -109,27 +106,28 @@ class HermesAgentProxyExecutor(AgentExecutor):
         a message may choose. `complete` adds what a platform's messages say about their turns."""
         self._transport = transport
         self._scheduler = scheduler or Scheduler()
-        schemas = schemas or SchemaProcesses()
-        self._prompts = Prompts(
-            attachments or Attachments(transport.features), schemas, transport.features, models
-        )
-        self._data_replies = DataReplies(schemas)
         self._system_prompt = system_prompt
         self._turn_timeout = turn_timeout
         self._cancel_timeout = cancel_timeout
+        self._runs: dict[str, ActiveTurn] = {}
         self._dialogue = Dialogue(
+            transport, approvals=approvals, question_timeout=question_timeout, asks=asks
+        )
+        schemas = schemas or SchemaProcesses()
+        reader = attachments or Attachments(transport.features)
+        self._work = TurnWork(
             transport,
-            approvals=approvals,
-            question_timeout=question_timeout,
-            asks=asks,
-            on_question=self._explain_wait,
+            self._scheduler,
+            self._dialogue,
+            prompts=Prompts(reader, schemas, transport.features, models),
+            data_replies=DataReplies(schemas),
+            runs=self._runs,
         )
         self._steering = Steering(transport, self._dialogue.show_open)
         self._metrics = metrics or Metrics()
         self._replies_with_message = replies_with_message
         self._admit = admit or (lambda peer: None)
         self._complete = complete or (lambda turn, message: turn)
-        self._runs: dict[str, ActiveTurn] = {}
         self._ended: deque[str] = deque(maxlen=1000)
         """The last tasks that have ended."""
 
@@ -218,7 +216,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         )
         active.restore(record)
         resumed = Resumed(task, record)
-        self._start(active, self._resume(active, context, resumed))
+        self._start(active, self._work.resume(active, context, resumed))
         return resumed
 
     async def drain(self, timeout: float, *, leave: bool = False) -> None:
@@ -313,41 +311,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
     async def _run(self, active: ActiveTurn, context: RequestContext) -> End:
         _refuse_an_orphaned_answer(context)
         self._admit(active.turn.peer)
-        return await self._prepare_and_schedule(active, context)
-
-    async def _prepare_and_schedule(self, active: ActiveTurn, context: RequestContext) -> End:
-        active.turn, active.output = await self._prompts.complete(active.turn, context)
-        return await self._schedule(active)
-
-    async def _resume(self, active: ActiveTurn, context: RequestContext, resumed: Resumed) -> End:
-        try:
-            if active.sent:
-                with contextlib.suppress(NotSentError):
-                    return await self._attach(active, context, resumed)
-            if context.message is None or not is_whole(context.message):
-                gone = "the agent was restarted before the turn began, and the files are gone"
-                raise Interrupted.before_it_began(gone)
-        finally:
-            resumed.settle()
-        return await self._prepare_and_schedule(active, context)
-
-    async def _attach(self, active: ActiveTurn, context: RequestContext, resumed: Resumed) -> End:
-        turn, record = active.turn, resumed.record
-        active.output = await self._prompts.output(context, turn.peer)
-        async with self._scheduler.enter(
-            turn.conversation, turn.peer, turn.size, runs=True
-        ) as active.slot:
-            if not await active.slot.wait():
-                return Canceled()
-            attached = await self._transport.attach(turn, record.place)
-            active.run = TurnRun.resumed(record.asked)
-            resumed.settle()
-            async with aclosing(attached.events) as events:
-                if resumed.asks:
-                    unsure = resumed.answer(attached.questions)
-                    await self._dialogue.restore(active, resumed.asks, unsure)
-                last = await self._follow(active, events)
-            return await self._data_replies.settle(active, last, self._relay)
+        return await self._work.run(active, context)
 
     async def _bounded(self, active: ActiveTurn, work: Coroutine[Any, Any, End]) -> End:
         """The turn's end, whatever happens to the work."""
@@ -364,59 +328,11 @@ class HermesAgentProxyExecutor(AgentExecutor):
             logger.exception("turn %s failed", active.turn.message_id)
             return Failed(InternalFailure())
 
-    async def _schedule(self, active: ActiveTurn) -> End:
-        turn = active.turn
-        if isinstance(active.run.stop, Canceled):
-            return Canceled()
-        # At shutdown the scheduler is closed and refuses the turn, which the peer may send again.
-        async with self._scheduler.enter(turn.conversation, turn.peer, turn.size) as active.slot:
-            if not active.slot.started:
-                await updates.waiting(active.updater, *self._asking_before(turn))
-            if not await active.slot.wait():
-                return Canceled()
-            # Stored before the message is sent: another bridge must not send it again.
-            active.sent = not active.run.stop
-            await updates.working(active.updater)
-            return Canceled() if active.run.stop else await self._forward(active)
-
-    def _asking_before(self, turn: Turn) -> tuple[str, Question | None]:
-        """The task of the same conversation that waits for an answer, and its question."""
-        for other in self._runs.values():
-            if other.turn.conversation == turn.conversation and other.run.question is not None:
-                return other.turn.task_id, other.run.question
-        return "", None
-
-    async def _explain_wait(self, asking: ActiveTurn) -> None:
-        """Tells the queued turns of the conversation that they wait for the answer."""
-        for other in list(self._runs.values()):
-            same = other.turn.conversation == asking.turn.conversation
-            if same and other.slot is not None and other.run.state is State.QUEUED:
-                # The other turn has just ended, or its status cannot be stored. Neither concerns
-                # the turn that asks.
-                with contextlib.suppress(RuntimeError, TurnFailure):
-                    await updates.waiting(other.updater, *self._asking_before(other.turn))
-
-    async def _forward(self, active: ActiveTurn) -> End:
-        active.complete()
-        active.run.send()
-        return await self._data_replies.settle(active, await self._relay(active), self._relay)
-
-    async def _relay(self, active: ActiveTurn) -> End:
-        async with aclosing(self._transport.run(active.turn)) as events:
-            return await self._follow(active, events)
-
-    async def _follow(self, active: ActiveTurn, events: AsyncGenerator[TurnEvent, None]) -> End:
-        async for event in events:
-            await self._dialogue.show(active, event)
-            if is_last(event):
-                return event
-        raise Interrupted("the transport ended without a result")
-
     async def _end(self, active: ActiveTurn, last: End) -> None:
         """Emits the one terminal state."""
         if active.run.ended:
             return
-        begun = active.run.state is not State.QUEUED
+        begun = active.sent or active.run.state is not State.QUEUED
         last = active.run.end(last)
         state, message = TaskState.TASK_STATE_CANCELED, None
         await active.reasoning.keep()

@@ -344,7 +344,7 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
         turn = self._dispatcher.owner(chat_id, current_message_id())
         if turn is None:
             return not_sent("no turn is running in this chat")
-        self._dispatcher.ask(turn, question, text)
+        self._dispatcher.questions.ask(turn, question, text)
         return sent()
 
     async def send_typing(self, chat_id: str, metadata: Any = None) -> None:

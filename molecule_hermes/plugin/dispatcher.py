@@ -10,29 +10,26 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 from molecule_hermes.errors import Draining, InternalFailure, Interrupted, TurnFailure
 from molecule_hermes.keyed_tasks import KeyedTasks
 from molecule_hermes.plugin.callbacks import require_same_bridge
+from molecule_hermes.plugin.gateway import Gateway
 from molecule_hermes.plugin.hermes_api import State
 from molecule_hermes.plugin.journal import Journal
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Outbox
 from molecule_hermes.plugin.prompts import steering
-from molecule_hermes.plugin.turn import Question, Turn
+from molecule_hermes.plugin.questions import NotFoundError, Questions
+from molecule_hermes.plugin.turn import Turn
 from molecule_hermes.plugin.verdict import final_of
 from molecule_hermes.text import redact
 from molecule_hermes.wire import (
     Answer,
-    Approval,
     Attach,
     Body,
     Callback,
-    Clarify,
-    Context,
     Inbound,
     Notice,
     Push,
@@ -43,7 +40,7 @@ from molecule_hermes.wire import (
     Usage,
 )
 
-__all__ = ["Dispatcher", "Gateway", "NotAChoiceError", "NotFoundError"]
+__all__ = ["Dispatcher"]
 
 log = logging.getLogger(__name__)
 
@@ -64,59 +61,12 @@ _UNHEARD = (
 )
 
 
-class NotFoundError(LookupError):
-    """The message or the question does not exist, or no longer does."""
-
-
-class NotAChoiceError(ValueError):
-    """The answer is not one of the choices of an approval."""
-
-
-class Gateway(Protocol):
-    """What the dispatcher needs from Hermes."""
-
-    def state(self) -> State: ...
-    def busy(self, turn: Turn) -> bool:
-        """Whether Hermes works on this or another turn of the chat."""
-
-    def stoppable(self, turn: Turn) -> bool:
-        """Whether an agent works on the turn's chat, so that a stop reaches it."""
-
-    async def start(self, turn: Turn) -> None:
-        """Passes the message to Hermes; returns before the turn ends."""
-
-    async def stop(self, turn: Turn) -> None:
-        """Stops what is running in the turn's chat."""
-
-    def release(self, turn: Turn) -> None:
-        """The turn has ended; its files may be removed."""
-
-    def approvals(self, session_key: str) -> Sequence[tuple[str, str]]:
-        """`Question.shown` of the approvals that Hermes waits for, oldest first."""
-
-    def context(self, turn: Turn) -> Context | None:
-        """How full the context of the turn's model is, where it is known."""
-
-    def approve(self, session_key: str, choice: str) -> bool:
-        """Answers the oldest approval of the session; False if none waits."""
-
-    def clarify(self, question_id: str, answer: str) -> bool: ...
-
-    def steer(self, turn: Turn, text: str) -> bool:
-        """Gives the turn's agent the text to read; False if no agent can take it."""
-
-    def take_unheard(self, turn: Turn) -> str:
-        """Takes back what the turn's agent was steered with and has not read."""
-
-    def shown(self, answer: str) -> str:
-        """The answer without the directives by which the agent delivers files."""
-
-
 class Dispatcher:
     def __init__(self, gateway: Gateway, ledger: Ledger, outbox: Outbox) -> None:
         self._gateway = gateway
         self._ledger = ledger
         self._outbox = outbox
+        self.questions = Questions(gateway, self.emit)
         self._chats = KeyedTasks(ledger.begin, self._run)
         self._stops: set[asyncio.Task[None]] = set()
         self.instance = uuid.uuid4().hex
@@ -193,28 +143,7 @@ class Dispatcher:
         # A bridge that was restarted repeats an answer that may not have arrived.
         if turn.answers.get(answer.question_id) == answer.answer:
             return
-        question = turn.questions.get(answer.question_id)
-        if question is None or question.answer:
-            raise NotFoundError("no such question is open")
-        if not question.approval:
-            del turn.questions[question.question_id]
-            if not self._gateway.clarify(question.question_id, answer.answer):
-                raise NotFoundError("the question is no longer open")
-            self._answered(turn, question, answer.answer)
-            return
-        if answer.answer not in question.choices:
-            raise NotAChoiceError(f"the answer must be one of {', '.join(question.choices)}")
-        if question.shown not in self._gateway.approvals(question.session_key):
-            del turn.questions[question.question_id]
-            raise NotFoundError("the question is no longer open")
-        question.answer = answer.answer
-        if not self._settle(turn):
-            raise NotFoundError("the question is no longer open")
-        self._answered(turn, question, answer.answer)
-
-    def _answered(self, turn: Turn, question: Question, answer: str) -> None:
-        turn.answers[question.question_id] = answer
-        self.emit(turn, turn.callback(Notice(withdraws=question.question_id, answer=answer)))
+        self.questions.answer(turn, answer)
 
     async def steer(self, steer: Steer) -> Steered:
         """Passes a text to the agent of a running message, once that agent has begun."""
@@ -322,41 +251,11 @@ class Dispatcher:
         self._post(turn, turn.callback(body or Push(), text))
         return True
 
-    def ask(self, turn: Turn, question: Question, text: str) -> None:
-        turn.questions[question.question_id] = question
-        body: Body = Clarify(question.question_id, question.choices)
-        if question.approval:
-            about = (question.command, question.description)
-            body = Approval(question.question_id, question.choices, *about)
-        self.emit(turn, turn.callback(body, text))
-
     def agent_runs(self, turn: Turn, prompt: str) -> None:
         """The agent begins to work on this prompt."""
         if turn.runs_again(prompt):
             interim = self._gateway.shown(turn.interim[-1])
             self.emit(turn, turn.callback(Notice(interim=True), interim))
-
-    def approval_expired(self, turn: Turn) -> None:
-        """Hermes gave up an approval after its own timeout."""
-        approvals = list(_approvals(turn))
-        waiting = Counter(self._gateway.approvals(approvals[0].session_key) if approvals else ())
-        # Of two that look the same, Hermes gives up the older one first.
-        for question in reversed(approvals):
-            if waiting[question.shown] > 0:
-                waiting[question.shown] -= 1
-            else:
-                self._withdraw(turn, question)
-        self._settle(turn)
-
-    def clarified(self, turn: Turn) -> None:
-        """The tool that asks questions has ended, with or without an answer."""
-        for question in [q for q in turn.questions.values() if not q.approval]:
-            self._withdraw(turn, question)
-
-    def _withdraw(self, turn: Turn, question: Question) -> None:
-        del turn.questions[question.question_id]
-        notice = Notice(withdraws=question.question_id)
-        self.emit(turn, turn.callback(notice, "Hermes no longer waits for an answer"))
 
     def finish(self, turn: Turn, failure: TurnFailure | None = None) -> None:
         """Ends the turn and posts its final; does nothing if it has ended."""
@@ -442,23 +341,5 @@ class Dispatcher:
             await asyncio.sleep(_POLL)
         return False
 
-    def _settle(self, turn: Turn) -> bool:
-        """Passes on the answers in Hermes's order; False if Hermes did not take one. It takes them
-        oldest first and knows no ids (approval.py:2097), so an answer to a later approval waits
-        for the earlier one's."""
-        while answered := [question for question in _approvals(turn) if question.answer]:
-            waiting = self._gateway.approvals(answered[0].session_key)
-            oldest = next((q for q in answered if waiting and q.shown == waiting[0]), None)
-            if oldest is None:
-                return True
-            del turn.questions[oldest.question_id]
-            if not self._gateway.approve(oldest.session_key, oldest.answer):
-                return False
-        return True
-
     def _post(self, turn: Turn, callback: Callback) -> None:
         self._outbox.put(turn.journal, callback)
-
-
-def _approvals(turn: Turn) -> Iterator[Question]:
-    return (question for question in turn.questions.values() if question.approval)

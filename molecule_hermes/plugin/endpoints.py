@@ -11,7 +11,8 @@ from aiohttp.typedefs import Middleware
 
 from molecule_hermes.errors import Busy
 from molecule_hermes.plugin.callbacks import ForbiddenError, require_allowed
-from molecule_hermes.plugin.dispatcher import Dispatcher, NotAChoiceError, NotFoundError
+from molecule_hermes.plugin.dispatcher import Dispatcher
+from molecule_hermes.plugin.questions import NotAChoiceError, NotFoundError
 from molecule_hermes.wire import (
     ANSWER_PATH,
     ATTACH_PATH,

@@ -262,7 +262,7 @@ def _tool_ended(given: Mapping[str, Any]) -> Effect:
         shown = tool if turn.wants(_TOOL_DETAIL) else replace(tool, result="")
         dispatcher.emit(turn, turn.callback(shown))
         if tool.tool == _CLARIFY:
-            dispatcher.clarified(turn)
+            dispatcher.questions.clarified(turn)
 
     return effect
 
@@ -270,7 +270,7 @@ def _tool_ended(given: Mapping[str, Any]) -> Effect:
 def _approval_answered(given: Mapping[str, Any]) -> Effect | None:
     if given.get("choice") != "timeout":
         return None
-    return lambda dispatcher, turn: dispatcher.approval_expired(turn)
+    return lambda dispatcher, turn: dispatcher.questions.expired(turn)
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], Effect | None]] = {

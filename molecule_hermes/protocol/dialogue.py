@@ -41,11 +41,10 @@ class Dialogue:
         approvals: Approvals,
         question_timeout: float,
         asks: bool = True,
-        on_question: Callable[[ActiveTurn], Awaitable[None]] | None = None,
     ) -> None:
-        """Without `asks`, no question reaches the peer, because nobody would answer it.
-        `on_question` is called when a turn has asked its peer."""
-        self._on_question = on_question
+        """Without `asks`, no question reaches the peer, because nobody would answer it."""
+        self.on_question: Callable[[ActiveTurn], Awaitable[None]] | None = None
+        """Called when a turn has asked its peer."""
         self._transport = transport
         self._asks = asks
         self._approvals = approvals
@@ -103,8 +102,8 @@ class Dialogue:
         await self.show_open(active)
         if question.question_id in active.run.open:
             active.resting.set()
-            if self._on_question is not None:
-                await self._on_question(active)
+            if self.on_question is not None:
+                await self.on_question(active)
 
     def _await_answer(
         self, active: ActiveTurn, question: Question, expires_at: str, seconds: float

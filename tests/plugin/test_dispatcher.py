@@ -9,10 +9,11 @@ from typing import Literal
 import pytest
 
 from molecule_hermes.plugin.callbacks import OtherBridgeError
-from molecule_hermes.plugin.dispatcher import Dispatcher, NotAChoiceError, NotFoundError
+from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.journal import Journal
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Outbox
+from molecule_hermes.plugin.questions import NotAChoiceError, NotFoundError
 from molecule_hermes.plugin.turn import Question, Turn
 from molecule_hermes.wire import (
     Answer,
@@ -328,7 +329,7 @@ async def test_answers_reach_the_approvals_in_hermess_order(harness: Harness) ->
     questions = [approval(name) for name in ("q1", "q2", "q3")]
     harness.gateway.waiting = [question.shown for question in questions]
     for question in questions:
-        harness.dispatcher.ask(turn, question, "may I?")
+        harness.dispatcher.questions.ask(turn, question, "may I?")
     assert [type(c.body) for c in harness.outbox.callbacks] == [Approval] * 3
     harness.dispatcher.answer(Answer("1", "q2", "deny"))
     assert harness.gateway.approved == []
@@ -339,7 +340,7 @@ async def test_answers_reach_the_approvals_in_hermess_order(harness: Harness) ->
     harness.dispatcher.answer(Answer("1", "q1", "once"))
     assert harness.gateway.approved == [("q1", "once"), ("q2", "deny")]
     harness.gateway.waiting.clear()
-    harness.dispatcher.approval_expired(turn)
+    harness.dispatcher.questions.expired(turn)
     with pytest.raises(NotFoundError):
         harness.dispatcher.answer(Answer("1", "q3", "once"))
 
@@ -352,7 +353,7 @@ async def test_an_answer_is_for_its_command_although_hermes_asked_in_another_ord
     keep, drop = approval("q1", "rm keep"), approval("q2", "rm drop")
     harness.gateway.waiting = [drop.shown, keep.shown]
     for question in (keep, drop):
-        harness.dispatcher.ask(turn, question, "may I?")
+        harness.dispatcher.questions.ask(turn, question, "may I?")
     harness.dispatcher.answer(Answer("1", "q1", "deny"))
     assert harness.gateway.approved == []
     harness.dispatcher.answer(Answer("1", "q2", "once"))
@@ -366,11 +367,11 @@ async def test_no_answer_passes_an_approval_that_the_peer_was_not_asked_yet(
     turn = await harness.started()
     asked, unknown = approval("q1"), approval("q2")
     harness.gateway.waiting = [unknown.shown, asked.shown]
-    harness.dispatcher.ask(turn, asked, "may I?")
+    harness.dispatcher.questions.ask(turn, asked, "may I?")
     harness.dispatcher.answer(Answer("1", "q1", "once"))
     assert harness.gateway.approved == []
     harness.gateway.waiting.pop(0)
-    harness.dispatcher.approval_expired(turn)
+    harness.dispatcher.questions.expired(turn)
     assert harness.gateway.approved == [("q1", "once")]
 
 
@@ -379,9 +380,9 @@ async def test_only_the_approval_that_hermes_gave_up_is_withdrawn(harness: Harne
     turn = await harness.started()
     questions = [approval("q1", "same"), approval("q2", "other"), approval("q3", "same")]
     for question in questions:
-        harness.dispatcher.ask(turn, question, "may I?")
+        harness.dispatcher.questions.ask(turn, question, "may I?")
     harness.gateway.waiting = [("other", "dangerous command"), ("same", "dangerous command")]
-    harness.dispatcher.approval_expired(turn)
+    harness.dispatcher.questions.expired(turn)
     withdrawn = [c.body for c in harness.outbox.callbacks if isinstance(c.body, Notice)]
     assert withdrawn == [Notice(withdraws="q1")]
     assert list(turn.questions) == ["q2", "q3"]
@@ -392,7 +393,7 @@ async def test_an_answer_that_hermes_does_not_take_any_more_is_refused(harness: 
     turn = await harness.started()
     question = approval("q1")
     harness.gateway.waiting, harness.gateway.too_late = [question.shown], True
-    harness.dispatcher.ask(turn, question, "may I?")
+    harness.dispatcher.questions.ask(turn, question, "may I?")
     with pytest.raises(NotFoundError):
         harness.dispatcher.answer(Answer("1", "q1", "once"))
 
@@ -400,7 +401,7 @@ async def test_an_answer_that_hermes_does_not_take_any_more_is_refused(harness: 
 async def test_an_approval_that_hermes_gave_up_cannot_be_answered(harness: Harness) -> None:
     harness.say("1")
     turn = await harness.started()
-    harness.dispatcher.ask(turn, approval("q1"), "may I?")
+    harness.dispatcher.questions.ask(turn, approval("q1"), "may I?")
     with pytest.raises(NotFoundError):
         harness.dispatcher.answer(Answer("1", "q1", "once"))
     assert harness.gateway.approved == []
@@ -410,7 +411,7 @@ async def test_a_question_takes_any_text_once(harness: Harness) -> None:
     harness.say("1")
     turn = await harness.started()
     for name in ("q1", "gone"):
-        harness.dispatcher.ask(
+        harness.dispatcher.questions.ask(
             turn, Question(name, "session", ("a", "b"), approval=False), "which?"
         )
     harness.dispatcher.answer(Answer("1", "q1", "neither"))

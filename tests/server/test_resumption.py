@@ -78,7 +78,7 @@ class Plugin:
         shown = ("rm", "dangerous command")
         self.gateway.waiting.append(shown)
         question = Question("q", "s", ("once", "deny"), True, command="rm", shown=shown)
-        self.dispatcher.ask(turn, question, "may I?")
+        self.dispatcher.questions.ask(turn, question, "may I?")
 
     def end(self, turn: PluginTurn, answer: str) -> None:
         turn.answered(answer, written=True)
