@@ -78,6 +78,7 @@ class Recovery:
 
         Turns that Hermes has come first: the queued ones of a conversation come after them.
         """
+        await self._announce_ends()
         found = [(item, TurnRecord.parse(item.turn)) for item in unfinished]
         found.sort(key=lambda pair: pair[1] is None or not pair[1].sent)
         for start in range(0, len(found), _AT_ONCE):
@@ -89,6 +90,11 @@ class Recovery:
                 len(unfinished),
                 len(self._resumed),
             )
+
+    async def _announce_ends(self) -> None:
+        for task in await self._webhooks.configs.untold():
+            if await self._webhooks.configs.recall(task.id):
+                await self._webhooks.notify(task, task)
 
     async def check(self) -> None:
         """Raises `Draining` until it is known of each turn whether it goes on."""

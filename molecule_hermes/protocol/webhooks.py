@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
@@ -26,11 +27,13 @@ from a2a.types import (
 from a2a.utils.errors import InvalidParamsError
 
 from molecule_hermes.backoff import Backoff
+from molecule_hermes.errors import StorageFailure
 from molecule_hermes.keyed_tasks import KeyedTasks
 from molecule_hermes.net.addresses import NotPublicError, PublicOnly
 from molecule_hermes.protocol.states import ends
 from molecule_hermes.protocol.task_log import TaskEvent
 from molecule_hermes.protocol.webhook_payloads import is_v03, payload, registered_by
+from molecule_hermes.storage.base import PushConfigs as StoredConfigs
 
 __all__ = ["PushConfigs", "PushSender"]
 
@@ -52,7 +55,7 @@ class PushConfigs(PushNotificationConfigStore):
     """The stored configurations. It remembers which active tasks have any: it is asked at every
     event, and most tasks have none."""
 
-    def __init__(self, stored: PushNotificationConfigStore) -> None:
+    def __init__(self, stored: StoredConfigs) -> None:
         self._stored = stored
         self._tasks: set[str] = set()
         self._adding = asyncio.Lock()
@@ -100,6 +103,15 @@ class PushConfigs(PushNotificationConfigStore):
         if found := bool(await self._stored.get_info_for_dispatch(task_id)):
             self._tasks.add(task_id)
         return found
+
+    async def told(self, task_id: str, config_id: str) -> None:
+        """The webhook knows the task's end. If that cannot be stored, it is told again."""
+        with contextlib.suppress(StorageFailure):
+            await self._stored.told(task_id, config_id)
+
+    async def untold(self) -> Sequence[Task]:
+        """Ended tasks whose webhooks a crash kept from knowing it."""
+        return await self._stored.untold()
 
     def ended(self, task_id: str) -> None:
         self._tasks.discard(task_id)
@@ -177,7 +189,7 @@ class PushSender:
         bodies = {v03: payload(task, event, v03=v03) for v03 in set(map(is_v03, configs))}
         for config in configs:
             if (body := bodies[is_v03(config)]) is not None:
-                self._enqueue(_Notification(task.id, config, body, droppable))
+                self._enqueue(_Notification(task.id, config, body, droppable, ends(event)))
         if configs and ends(event):
             self.configs.ended(task.id)
 
@@ -198,15 +210,17 @@ class PushSender:
     async def _deliver(self, notification: _Notification) -> None:
         for attempt in range(1, self._attempts + 1):
             status = await self._post(notification)
-            if 200 <= status < 300:
-                return
-            if status not in _RETRIED or attempt == self._attempts:
+            if 200 <= status < 300 or status not in _RETRIED:
                 break
-            await asyncio.sleep(self._backoff.delay(attempt))
-        self.failed += 1
-        logger.warning(
-            "gave up a push notification of task %s (status %s)", notification.task_id, status
-        )
+            if attempt < self._attempts:
+                await asyncio.sleep(self._backoff.delay(attempt))
+        if not 200 <= status < 300:
+            self.failed += 1
+            logger.warning(
+                "gave up a push notification of task %s (status %s)", notification.task_id, status
+            )
+        if notification.last:
+            await self.configs.told(*notification.key)
 
     async def _post(self, notification: _Notification) -> int:
         """Returns the webhook's status, 503 if there is no response, or 403 if its address is not
@@ -234,6 +248,8 @@ class _Notification:
     config: TaskPushNotificationConfig
     body: dict[str, Any]
     droppable: bool
+    last: bool = False
+    """Whether it tells of the task's end."""
 
     @property
     def key(self) -> _Key:

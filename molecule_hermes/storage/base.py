@@ -10,7 +10,7 @@ from a2a.server.context import ServerCallContext
 from a2a.server.tasks import PushNotificationConfigStore, TaskStore
 from a2a.types import Task
 
-__all__ = ["PATIENCE", "OnDeleted", "Sent", "Store", "Unfinished", "call_limit"]
+__all__ = ["PATIENCE", "OnDeleted", "PushConfigs", "Sent", "Store", "Unfinished", "call_limit"]
 
 PATIENCE = 5.0
 """Seconds to wait for a lock, or for a connection to a database."""
@@ -53,6 +53,18 @@ class Sent(NamedTuple):
     at: float
 
 
+class PushConfigs(PushNotificationConfigStore):
+    """The webhooks of tasks, and whether each has been told of its task's end."""
+
+    @abstractmethod
+    async def told(self, task_id: str, config_id: str) -> None:
+        """The webhook knows the end of the task, or was given up."""
+
+    @abstractmethod
+    async def untold(self) -> Sequence[Task]:
+        """Ended tasks with a webhook that does not know it, at most 1,000."""
+
+
 class Store(TaskStore):
     """Tasks and their push configurations, in storage that belongs to this bridge alone.
 
@@ -62,7 +74,7 @@ class Store(TaskStore):
     not after a later call. `unfinished` and `prune` take several steps, each of which is bounded.
     """
 
-    push_configs: PushNotificationConfigStore
+    push_configs: PushConfigs
     on_deleted: OnDeleted = staticmethod(_ignore)
 
     async def __aenter__(self) -> Self:

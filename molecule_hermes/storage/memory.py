@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from a2a.server.context import ServerCallContext
@@ -13,7 +13,7 @@ from a2a.server.tasks import InMemoryPushNotificationConfigStore, InMemoryTaskSt
 from a2a.types import ListTasksRequest, ListTasksResponse, Task
 
 from molecule_hermes.protocol.states import TERMINAL
-from molecule_hermes.storage.base import Store
+from molecule_hermes.storage.base import PushConfigs, Store
 from molecule_hermes.storage.listing import bounded
 
 __all__ = ["MemoryTaskStore"]
@@ -26,13 +26,21 @@ class _Ended:
     at: float
 
 
+class _MemoryPushConfigs(InMemoryPushNotificationConfigStore, PushConfigs):
+    async def told(self, task_id: str, config_id: str) -> None:
+        """Nothing outlives the bridge, so nobody asks."""
+
+    async def untold(self) -> Sequence[Task]:
+        return []
+
+
 class MemoryTaskStore(InMemoryTaskStore, Store):
     """Deletes the oldest ended tasks beyond `max_ended` tasks or `max_bytes`."""
 
     def __init__(self, max_ended: int = 1000, max_bytes: int = 256 * 2**20) -> None:
         # This class copies: a page would be copied twice.
         super().__init__(use_copying=False)
-        self.push_configs = InMemoryPushNotificationConfigStore()
+        self.push_configs = _MemoryPushConfigs()
         self._max_ended = max_ended
         self._max_bytes = max_bytes
         self._bytes = 0

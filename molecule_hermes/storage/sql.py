@@ -13,7 +13,6 @@ from typing import Any, Protocol, Self
 
 from a2a.server.context import ServerCallContext
 from a2a.server.owner_resolver import resolve_user_scope
-from a2a.server.tasks import PushNotificationConfigStore
 from a2a.server.tasks.push_notification_config_store import normalize_push_notification_config
 from a2a.types import (
     ListTasksRequest,
@@ -26,7 +25,7 @@ from google.protobuf.message import DecodeError
 
 from molecule_hermes.errors import StartError, StorageFailure
 from molecule_hermes.protocol.states import TERMINAL
-from molecule_hermes.storage.base import Sent, Store, Unfinished
+from molecule_hermes.storage.base import PushConfigs, Sent, Store, Unfinished
 from molecule_hermes.storage.contents import content_digest, unreadable
 from molecule_hermes.storage.listing import Key, Listing, nanoseconds
 
@@ -80,11 +79,18 @@ SELECT owner, context_id, message_id, digest, id, created FROM (
 ) AS sent WHERE newest <= ? ORDER BY created
 """
 _SET_CONFIG = """
-INSERT INTO {configs} (owner, task_id, id, config) VALUES (?, ?, ?, ?)
+INSERT INTO {configs} (owner, task_id, id, config, told) VALUES (?, ?, ?, ?, 0)
 ON CONFLICT (task_id, owner, id) DO UPDATE SET config = excluded.config
 """
 _CONFIGS = "SELECT config FROM {configs} WHERE task_id = ? ORDER BY number"
 _CONFIGS_OF_OWNER = "SELECT config FROM {configs} WHERE task_id = ? AND owner = ? ORDER BY number"
+_TOLD = "UPDATE {configs} SET told = 1 WHERE task_id = ? AND id = ?"
+_UNTOLD = """
+SELECT id, context_id, state, last_updated, task FROM {tasks} WHERE ended IS NOT NULL AND EXISTS (
+    SELECT 1 FROM {configs} AS c
+    WHERE c.task_id = {tasks}.id AND c.owner = {tasks}.owner AND c.told = 0
+) LIMIT 1000
+"""
 _DELETE_CONFIGS = "DELETE FROM {configs} WHERE owner = ? AND task_id = ?"
 _DELETE_CONFIG = "DELETE FROM {configs} WHERE owner = ? AND task_id = ? AND id = ?"
 
@@ -215,7 +221,7 @@ class SqlTaskStore(Store):
         return [Sent(*row) for row in await self._tables.read(_MESSAGES, values)]
 
 
-class _PushConfigStore(PushNotificationConfigStore):
+class _PushConfigStore(PushConfigs):
     """The push configurations of tasks, in the same database."""
 
     def __init__(self, tables: _Tables) -> None:
@@ -240,6 +246,12 @@ class _PushConfigStore(PushNotificationConfigStore):
 
     async def get_info_for_dispatch(self, task_id: str) -> list[TaskPushNotificationConfig]:
         return _configs(await self._tables.read(_CONFIGS, (task_id,)))
+
+    async def told(self, task_id: str, config_id: str) -> None:
+        await self._tables.write(_TOLD, (task_id, config_id))
+
+    async def untold(self) -> Sequence[Task]:
+        return [_task(row) for row in await self._tables.read(_UNTOLD)]
 
     async def delete_info(
         self, task_id: str, context: ServerCallContext, config_id: str | None = None

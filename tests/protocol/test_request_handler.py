@@ -121,7 +121,7 @@ class SlowWebhooks(PushSender):
 
 
 def _configs() -> PushConfigs:
-    return PushConfigs(InMemoryPushNotificationConfigStore())
+    return PushConfigs(MemoryTaskStore().push_configs)
 
 
 @asynccontextmanager

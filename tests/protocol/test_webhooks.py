@@ -13,7 +13,6 @@ import pytest
 from a2a.client import Client
 from a2a.compat.v0_3 import types as v03_types
 from a2a.server.context import ServerCallContext
-from a2a.server.tasks import InMemoryPushNotificationConfigStore
 from a2a.types import (
     AuthenticationInfo,
     DeleteTaskPushNotificationConfigRequest,
@@ -29,6 +28,7 @@ from aiohttp import web
 from molecule_hermes.client.connection import message
 from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.protocol.webhooks import MAX_CONFIGS, PushConfigs, PushSender
+from molecule_hermes.storage.memory import MemoryTaskStore
 from molecule_hermes.turns.model import Completed, TextDelta, Usage
 from tests.conftest import StartBridge
 from tests.support.bridge_process import bridge_process
@@ -298,6 +298,27 @@ async def test_a_webhook_is_notified_of_a_task_that_a_crash_interrupted(
     assert message["metadata"]["failure"]["kind"] == "interrupted"
 
 
+async def test_a_webhook_learns_of_an_end_that_it_missed_because_of_a_crash(
+    bridge: StartBridge, tmp_path: Path
+) -> None:
+    async with webhook() as hook:
+        variables = {"PUSH_HOSTS": hook.host, "STORE": "sqlite"}
+        hook.refuse = [503] * 10
+        async with bridge_process(tmp_path, **variables) as crashed, peer(crashed.url) as client:
+            turn = await send(client, pushed("say done", hook.url))
+            assert turn.states[-1] == "COMPLETED"
+            await crashed.kill()
+        hook.refuse = []
+        hook.taken.clear()
+        async with bridge(ScriptedTransport(), **variables):
+            await until(lambda: hook.states)
+        assert hook.states == ["COMPLETED"]
+        assert hook.taken[0]["task"]["id"] == turn.task_id
+        async with bridge(ScriptedTransport(), **variables) as b:
+            assert not b.turns
+        assert hook.states == ["COMPLETED"], "it is told once"
+
+
 @pytest.mark.parametrize("token", ["a\r\nX-Other: b", "a\x00"])
 async def test_a_token_that_is_no_header_is_refused(bridge: StartBridge, token: str) -> None:
     transport = ScriptedTransport(Completed("done"))
@@ -314,7 +335,7 @@ async def test_a_token_that_is_no_header_is_refused(bridge: StartBridge, token: 
 
 
 async def test_webhooks_that_hang_hold_up_no_other() -> None:
-    configs = PushConfigs(InMemoryPushNotificationConfigStore())
+    configs = PushConfigs(MemoryTaskStore().push_configs)
     async with webhook() as hung, webhook() as hook:
         hung.gate.clear()
         addresses = PublicOnly({hung.host, hook.host})

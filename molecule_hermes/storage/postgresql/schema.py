@@ -46,7 +46,12 @@ CREATE TABLE molecule_hermes_push_configs (
     UNIQUE (task_id, owner, id)
 );
 """
-_V2 = "ALTER TABLE molecule_hermes_tasks ADD COLUMN turn TEXT NOT NULL DEFAULT '';"
+# The webhooks of tasks that have ended were told, or given up.
+_V2 = """
+ALTER TABLE molecule_hermes_tasks ADD COLUMN turn TEXT NOT NULL DEFAULT '';
+ALTER TABLE molecule_hermes_push_configs ADD COLUMN told INTEGER NOT NULL DEFAULT 1;
+CREATE INDEX ON molecule_hermes_push_configs (told) WHERE told = 0;
+"""
 MIGRATIONS = (_V1, _V2)
 
 _CREATE_SCHEMA = """

@@ -42,7 +42,12 @@ CREATE TABLE push_configs (
 CREATE TABLE checks (number INTEGER PRIMARY KEY, at REAL NOT NULL, room BLOB);
 """
 _V2 = "ALTER TABLE tasks ADD COLUMN digest TEXT NOT NULL DEFAULT '';"
-_V3 = "ALTER TABLE tasks ADD COLUMN turn TEXT NOT NULL DEFAULT '';"
+# The webhooks of tasks that have ended were told, or given up.
+_V3 = """
+ALTER TABLE tasks ADD COLUMN turn TEXT NOT NULL DEFAULT '';
+ALTER TABLE push_configs ADD COLUMN told INTEGER NOT NULL DEFAULT 1;
+CREATE INDEX push_configs_untold ON push_configs (told) WHERE told = 0;
+"""
 MIGRATIONS = (_V1, _V2, _V3)
 
 
