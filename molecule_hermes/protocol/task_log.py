@@ -101,6 +101,9 @@ class TaskLog(EventQueue):
         """Held while the task is being canceled, so that this happens once."""
         self.recorded = recorded
         self.ended = task.status.state in TERMINAL
+        if recorded and not self.ended:
+            # A peer may have seen later versions that were not stored.
+            task.metadata[VERSION] = self.version
         """Whether the terminal state has been published."""
         self.lost: TurnFailure | None = None
         """Why the task ended, if its store does not have the end yet."""

@@ -53,7 +53,7 @@ class Stack:
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
         """Sends the signal; returns the exit code."""
-        if self.process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended a moment ago
             self.process.send_signal(number)
         return await self.ended()
 
@@ -113,11 +113,9 @@ async def up(
             await stack.until_ready()
         yield stack
     finally:
-        family = (
-            psutil.Process(process.pid).children(recursive=True)
-            if process.returncode is None
-            else []
-        )
+        family: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):  # it was killed a moment ago
+            family = psutil.Process(process.pid).children(recursive=True)
         try:
             await stack.stop()
         finally:
