@@ -276,7 +276,10 @@ async def test_the_card_declares_only_what_a_peer_can_activate(stack: Stack) -> 
     async with httpx.AsyncClient() as http:
         card = (await http.get(f"{stack.url}/.well-known/agent-card.json")).json()
     declared = [extension["uri"] for extension in card["capabilities"]["extensions"]]
-    assert declared == ["urn:molecule-hermes:a2a:turn-metadata:1"]
+    assert declared == [
+        "urn:molecule-hermes:a2a:turn-metadata:1",
+        "urn:molecule-hermes:a2a:structured-output:1",
+    ]
 
 
 @pytest.mark.feature(Feature.INCOMPLETE)
