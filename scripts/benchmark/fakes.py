@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -75,12 +74,13 @@ class FakeHermes:
         """Sends each piece through the plugin's own outbox as soon as it is available."""
         await self._wait()
         chat, name, url = message["chat_id"], message["message_id"], message["callback_url"]
-        numbers, pieces = itertools.count(), list(reply_to(message["content"]))
+        journal = self._outbox.journals.begin(name, chat, url)
+        pieces = list(reply_to(message["content"]))
         for piece in pieces:
-            self._outbox.put(url, Callback(chat, name, piece, Delta()), numbers)
+            self._outbox.put(journal, Callback(chat, name, piece, Delta()))
             await asyncio.sleep(0)
         final = Final(usage=Usage(1, 1, 2, "fake"))
-        self._outbox.put(url, Callback(chat, name, "".join(pieces), final), numbers)
+        self._outbox.put(journal, Callback(chat, name, "".join(pieces), final))
 
     async def _wait(self) -> None:
         self.held += 1

@@ -131,7 +131,7 @@ class Scene:
         await until(lambda: done.told, 30)
         await until(lambda: any("tool" in data for data in working.turn.data), 30)
         await until(lambda: processes(SLEEP))
-        await until(lambda: queued.turn.data == [{"waiting": True}])
+        await until(lambda: [d.get("waiting") for d in queued.turn.data] == [True])
         # Only this one passes by itself: the tool is over, and the answer is being written.
         ending = await self.begin("ending", "demo:slow=0.1\ndemo:run echo mark-ending")
         await until(lambda: ending.turn.text.startswith("The"), 30)
@@ -297,7 +297,7 @@ async def outlives_failed_starts(stack: Stack) -> None:
         scene = Scene(client, group)
         running = await scene.begin("running", "demo:hang")
         waiting = await scene.begin("waiting", "demo:say at last", "running")
-        await until(lambda: waiting.turn.data == [{"waiting": True}])
+        await until(lambda: [d.get("waiting") for d in waiting.turn.data] == [True])
         killed: set[int] = set()
 
         def killed_three() -> bool:

@@ -161,7 +161,7 @@ async def test_streaming_and_queued_behind_it(world: World, number: int) -> None
         first = Sent(client, SLOW, context)
         await first.until(lambda: first.before.text)
         queued = Sent(client, "demo:say it was queued", context)
-        await queued.until(lambda: {"waiting": True} in queued.before.data)
+        await queued.until(lambda: any(d.get("waiting") is True for d in queued.before.data))
         await asyncio.sleep(random.uniform(0, 1.5))
         await kill(stack)
         await first.cut_off()
