@@ -228,25 +228,28 @@ class HermesAgentProxyExecutor(AgentExecutor):
         for active in queued if leave else ():
             active.queue.leave()
         self._scheduler.close()
-        await self._all_ended(timeout)
+        await self._all_ended(timeout, leave=leave)
         left = list(self._runs.values())
         if leave:
             self._transport.leave_turns()
-            await asyncio.gather(*map(self._leave, left))
-            return
+        # What became of a turn that is still being resumed is for the next bridge to find out.
+        others = [active for active in left if leave or active.resuming]
+        await asyncio.gather(*map(self._leave, others))
+        left = [active for active in left if active not in others]
         for active in left:
             failure = active.interrupted("the agent was shut down during the turn")
             active.run.request_stop(Failed(failure))
         await asyncio.gather(*(self._stop(active) for active in left))
 
-    async def _all_ended(self, timeout: float) -> None:
+    async def _all_ended(self, timeout: float, *, leave: bool) -> None:
         try:
             async with asyncio.timeout(timeout):
                 for active in list(self._runs.values()):
                     await active.ended.wait()
         except TimeoutError:
             turns = "1 turn" if self.turns == 1 else f"{self.turns} turns"
-            logger.warning("stopping %s that did not end within %g s", turns, timeout)
+            what = "leaving to Hermes" if leave else "stopping"
+            logger.warning("%s %s that did not end within %g s", what, turns, timeout)
 
     async def _leave(self, active: ActiveTurn) -> None:
         active.queue.leave()

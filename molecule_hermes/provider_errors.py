@@ -19,6 +19,7 @@ from molecule_hermes.errors import (
     RateLimited,
     TurnFailure,
     TurnTimeout,
+    Unreachable,
 )
 from molecule_hermes.text import one_line, shorten
 
@@ -114,6 +115,8 @@ _BY_REASON: Mapping[str, type[TurnFailure]] = {
 # Hermes gives these for every 429 and 403, so words about a spent quota count more.
 _VAGUE_REASONS = frozenset({"auth", "rate_limit", "upstream_rate_limit"})
 _UPSTREAM_DOWN = frozenset({"overloaded", "server_error"})
+# Hermes calls it a timeout.
+_NO_CONNECTION = re.compile(r"^(?:API call failed.{0,80}: )?connection error", re.I)
 _STATUS_IN_TEXT = re.compile(r"\b(?:HTTP|status(?: code)?|Error code)[ :=]*([45]\d\d)\b", re.I)
 
 
@@ -126,6 +129,11 @@ def failure_from_model_error(text: str, status: int | None = None, reason: str =
     if status is None and (found := _STATUS_IN_TEXT.search(text)):
         status = int(found.group(1))
     message = f"the model provider answered: {shorten(text)}" if text else ""
+    if status is None and _NO_CONNECTION.search(text):
+        return Unreachable(
+            f"the model provider cannot be reached: {shorten(text)}",
+            hint="check the address of the model and the network; try again later",
+        )
     kind = _kind(text, status, reason)
     if kind is not None:
         return kind(message)

@@ -118,7 +118,9 @@ def test_a_quota_per_minute_is_a_rate_limit(text: str) -> None:
         ("auth_permanent", "no such model", 403, "auth"),
         ("model_not_found", "permission denied", 403, "model_not_found"),
         ("context_overflow", "bad request", 400, "context_overflow"),
-        ("timeout", "Connection error.", None, "timeout"),
+        ("timeout", "The request timed out.", None, "timeout"),
+        # Hermes calls it a timeout, too.
+        ("timeout", "Connection error.", None, "unreachable"),
         ("server_error", "authentication backend is down", None, "internal"),
         ("format_error", "x does not match any known model", 400, "model_not_found"),
         ("", "HTTP 400: x does not match any known model", None, "model_not_found"),

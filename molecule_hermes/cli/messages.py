@@ -71,7 +71,10 @@ def report_kept_worker(
     if adopted is not None:
         say(f"  Hermes   runs already (process {adopted}); its turns go on")
     if settings.keep_worker and model.is_demo:
-        say("  warning  the demo model ends with the bridge: turns that need it meanwhile fail")
+        say(
+            "  warning  the demo model ends with the bridge: a turn that needs it fails, unless the"
+        )
+        say("           next start comes within seconds")
 
 
 def _isolation(settings: Settings) -> str:

@@ -95,7 +95,7 @@ async def up(
         run = _Run(settings, environ, model, credentials, gateway, signals, say)
         await run.serve(transport)
         if settings.keep_worker:
-            say(f"Hermes goes on (process {gateway.pid}); the next `up` adopts it")
+            say(f"Hermes goes on (process {gateway.pid}); the next such `up` adopts it")
         async with progress(say, "stopping Hermes"):
             await stack.aclose()
 
@@ -136,7 +136,7 @@ async def _choose_model(
         return ModelChoice(block if isinstance(block, Mapping) else {}, "kept as it is"), True
     foreign = home.foreign_model()
     if settings.demo == "always":
-        return await _demo(foreign, home, stack), False
+        return await _demo(foreign, home, settings, stack), False
     in_settings = (
         settings.custom_base_url or settings.inference_model or settings.inference_provider
     )
@@ -146,18 +146,32 @@ async def _choose_model(
     if chosen := choose_model(settings, keys, home.logins()):
         return chosen, False
     require_demo_allowed(settings, keys)
-    return demo_choice(await stack.enter_async_context(demo_model()), why_demo(keys)), False
+    return demo_choice(await _serve_demo(home, settings, stack), why_demo(keys)), False
+
+
+async def _serve_demo(
+    home: HermesHome, settings: Settings, stack: contextlib.AsyncExitStack
+) -> str:
+    """A kept Hermes goes on with its turns at the address that it knows."""
+    port = home.demo_port() if settings.keep_worker else 0
+    try:
+        return await stack.enter_async_context(demo_model(port))
+    except OSError:  # another process has it now
+        return await stack.enter_async_context(demo_model())
 
 
 async def _demo(
-    foreign: Mapping[str, object] | None, home: HermesHome, stack: contextlib.AsyncExitStack
+    foreign: Mapping[str, object] | None,
+    home: HermesHome,
+    settings: Settings,
+    stack: contextlib.AsyncExitStack,
 ) -> ModelChoice:
     if foreign:
         raise ConfigError(
             f"MOLECULE_HERMES_DEMO=always would replace the model in {home.config_file}",
             "remove its model: block, or use another HERMES_HOME",
         )
-    url = await stack.enter_async_context(demo_model())
+    url = await _serve_demo(home, settings, stack)
     return demo_choice(url, "MOLECULE_HERMES_DEMO=always")
 
 

@@ -22,6 +22,7 @@ from a2a.types import Artifact, Part, StreamResponse, TaskState, TaskStatus
 from google.protobuf.json_format import MessageToDict
 
 from molecule_hermes.client.save_folder import SaveFolder
+from molecule_hermes.protocol.numbers import with_whole_numbers
 
 __all__ = ["Printer", "RawPrinter", "command_name", "forget_typed", "read_line", "status_in"]
 
@@ -166,7 +167,7 @@ class RawPrinter(Printer):
     """Prints each event as a line of JSON, and only errors besides."""
 
     def show(self, event: StreamResponse) -> None:
-        line = json.dumps(MessageToDict(event), ensure_ascii=False)
+        line = json.dumps(with_whole_numbers(MessageToDict(event)), ensure_ascii=False)
         self._screen.text(line + "\n")
         if self._folder is not None:
             self.show_files(event)

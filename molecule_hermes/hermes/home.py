@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 from dotenv import dotenv_values
@@ -26,6 +27,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from molecule_hermes.errors import StartError
+from molecule_hermes.text import is_loopback
 
 __all__ = ["HermesHome", "read_yaml", "write_atomically"]
 
@@ -164,6 +166,17 @@ class HermesHome:
         if not isinstance(block, Mapping) or not block:
             return None
         return None if _fingerprint(block) == self._stamps().get("model") else block
+
+    def demo_port(self) -> int:
+        """The port of the demo model in the `model:` block that `set_model` wrote, or 0."""
+        block = self.read_config().get("model")
+        if not isinstance(block, Mapping) or _fingerprint(block) != self._stamps().get("model"):
+            return 0
+        try:
+            url = urlsplit(str(block.get("base_url", "")))
+            return url.port or 0 if is_loopback(url.hostname or "") else 0
+        except ValueError:
+            return 0
 
     def set_mcp_servers(self, servers: Mapping[str, Any]) -> None:
         """Adds the servers, and replaces or removes those that an earlier call added.

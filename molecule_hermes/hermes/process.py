@@ -145,8 +145,9 @@ class Gateway:
         if (pid := self.home.running_gateway()) and not self._keep:
             raise StartError(
                 f"a Hermes gateway (pid {pid}) already runs on {self.home.path}",
-                f"stop it (kill {supervisor_of(pid)}), use it with `molecule-hermes serve`, "
-                "or choose another HERMES_HOME",
+                f"stop it (kill {supervisor_of(pid)}), use it with `molecule-hermes serve`, choose "
+                "another HERMES_HOME, or, if an `up` with MOLECULE_HERMES_KEEP_WORKER=true left it, "
+                "start with that setting to adopt it",
             )
 
     async def __aenter__(self) -> Self:

@@ -66,6 +66,8 @@ class ActiveTurn:
     data: Part | None = None
     """The answer, if it is data."""
     run: TurnRun = field(default_factory=TurnRun)
+    resuming: bool = False
+    """Whether an earlier bridge left the turn, and it is not known yet what became of it."""
     sent: bool = False
     """Whether Hermes has, or may have, the message."""
     task: asyncio.Task[None] | None = None
@@ -115,6 +117,7 @@ class ActiveTurn:
 
     def restore(self, record: TurnRecord) -> None:
         """Goes on where an earlier bridge stopped."""
+        self.resuming = True
         self.queue.seq, self.sent = record.place.seq, record.sent
         self.steered.update(record.steered)
         self.additions += record.additions

@@ -60,6 +60,7 @@ class TurnWork:
                 gone = "the agent was restarted before the turn began, and the files are gone"
                 raise Interrupted.before_it_began(gone)
         finally:
+            active.resuming = False
             resumed.settle()
         return await self.run(active, context)
 
@@ -73,6 +74,7 @@ class TurnWork:
             active.output = await self._prompts.output(context, turn.peer)
             attached = await self._transport.attach(turn, record.place)
             active.run = TurnRun.resumed(record.asked)
+            active.resuming = False
             resumed.settle()
             async with aclosing(attached.events) as events:
                 if resumed.asks:

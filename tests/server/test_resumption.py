@@ -107,10 +107,10 @@ def start(settings: Callable[..., Settings], plugin: Plugin) -> Start:
 
     @contextlib.asynccontextmanager
     async def run(
-        ready: bool = True, attach_for: float = 30.0, **variables: Any
+        ready: bool = True, attach_for: float = 30.0, secret: str = SECRET, **variables: Any
     ) -> AsyncIterator[tuple[Bridge, Client]]:
         given = {"DRAIN_TIMEOUT": 0, "KEEP_WORKER": "true", "CHECKPOINT": 0.05} | variables
-        transport = PluginTransport(plugin.url, secret=SECRET, attach_for=attach_for)
+        transport = PluginTransport(plugin.url, secret=secret, attach_for=attach_for)
         async with (
             asyncio.timeout(60),
             Bridge(settings(**given), transport) as bridge,
@@ -368,3 +368,22 @@ async def test_only_the_bridge_that_sent_a_message_can_attach_to_it(
             known = await http.get(plugin.url + TURNS_PATH, headers={SECRET_HEADER: SECRET})
     (listed,) = known.json()["turns"]
     assert (listed["message_id"], listed["state"]) == (turn.message_id, "running")
+
+
+async def test_a_bridge_with_a_wrong_secret_leaves_the_turn_to_one_with_the_right_one(
+    start: Start, plugin: Plugin
+) -> None:
+    async with start() as (_, client):
+        sent = await begin(client, message("go"))
+        turn = await plugin.started()
+    async with start(ready=False, secret="another-secret-01234", KEEP_WORKER="false") as (
+        b,
+        client,
+    ):
+        report = await b.health.ready()
+        assert not report.parts["turns"]["ok"]
+        assert "refused the bridge's secret" in report.parts["hermes"]["reason"]
+        assert state(await get(client, sent)) == "WORKING"
+    async with start() as (_, client):
+        plugin.end(turn, "done")
+        await until(lambda: completed(client, sent))

@@ -212,9 +212,14 @@ class PluginTransport:
         return self._names.get(turn.message_id, self._name)
 
     async def _post_attach(self, turn: Turn, reply: Reply) -> dict[str, Any] | None:
-        """The plugin's answer; None if it does not know the message."""
+        """The plugin's answer; None if it does not know the message.
+
+        A bridge that the plugin refuses keeps trying: the turn is not lost, and the bridge is not
+        ready until its operator has mended that.
+        """
         attach = Attach(turn.message_id, self._server.url, reply.last_seq, self._name_for(turn))
-        for delay in self._backoff.delays(within=self._attach_for):
+        patience = self._backoff.delays(within=self._attach_for)
+        for delay in self._backoff.delays():
             try:
                 status, body = await self._client.post(ATTACH_PATH, attach)
             except (aiohttp.ClientError, TimeoutError):
@@ -225,8 +230,10 @@ class PluginTransport:
                 raise _TooOld("the plugin inside Hermes is too old to go on with the turn")
             if status == 404:
                 return None
-            if status not in (429, 503):
+            if status not in (401, 403, 429, 503):
                 raise self._client.refusal(status, body)
+            if status not in (401, 403) and next(patience, None) is None:
+                break
             await asyncio.sleep(delay)
         raise Interrupted("Hermes did not answer after the agent was restarted")
 
