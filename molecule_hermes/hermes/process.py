@@ -146,7 +146,7 @@ class Gateway:
             raise StartError(
                 f"a Hermes gateway (pid {pid}) already runs on {self.home.path}",
                 f"stop it (kill {supervisor_of(pid)}), use it with `molecule-hermes serve`, choose "
-                "another HERMES_HOME, or, if an `up` with MOLECULE_HERMES_KEEP_WORKER=true left it, "
+                "another HERMES_HOME, or, if `up` with MOLECULE_HERMES_KEEP_WORKER=true left it, "
                 "start with that setting to adopt it",
             )
 
