@@ -61,6 +61,7 @@ class TurnWork:
                 raise Interrupted.before_it_began(gone)
         finally:
             resumed.settle()
+            active.found.set()
         return await self.run(active, context)
 
     async def _attach(self, active: ActiveTurn, context: RequestContext, resumed: Resumed) -> End:
@@ -72,12 +73,15 @@ class TurnWork:
                 return Canceled()
             active.output = await self._prompts.output(context, turn.peer)
             attached = await self._transport.attach(turn, record.place)
-            active.run = TurnRun.resumed(record.asked)
+            active.run = TurnRun.resumed(record.asked, active.run.stop)
             resumed.settle()
             async with aclosing(attached.events) as events:
+                if active.run.stop is not None:  # there was nothing to cancel until now
+                    await self._transport.cancel(turn)
                 if resumed.asks:
                     unsure = resumed.answer(attached.questions)
                     await self._dialogue.restore(active, resumed.asks, unsure)
+                active.found.set()
                 last = await self._follow(active, events)
             return await self._data_replies.settle(active, last, self._relay)
 
