@@ -79,6 +79,8 @@ class ActiveTurn:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     found: asyncio.Event = field(default_factory=asyncio.Event)
     """Set unless an earlier bridge has sent the turn, and this one has not attached to it yet."""
+    placed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the turn has its place in the queue, or will not get one."""
     steered: set[str] = field(default_factory=set)
     """The ids of the messages that were to steer the turn, taken or not."""
     additions: list[str] = field(default_factory=list)

@@ -106,9 +106,7 @@ class TurnRun:
         return self._last_received or self.ended
 
     @classmethod
-    def resumed(
-        cls, asked: Iterable[str] = (), stop: Canceled | Failed | None = None
-    ) -> Self:
+    def resumed(cls, asked: Iterable[str] = (), stop: Canceled | Failed | None = None) -> Self:
         """A turn that Hermes runs already, and that has asked these questions."""
         run = cls()
         run.state = State.RUNNING

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from a2a.server.agent_execution import RequestContext
 from a2a.types import CancelTaskRequest, Message, Task
 
 from molecule_hermes.client.connection import message
 from molecule_hermes.protocol import recovery
+from molecule_hermes.protocol.prompts import Prompts
 from molecule_hermes.transports.base import Attached
 from molecule_hermes.transports.plugin.transport import PluginTransport
+from molecule_hermes.turns.model import Turn
 from tests.server.test_resumption import (
     Plugin,
     Start,
@@ -125,3 +128,27 @@ async def test_a_queued_turn_does_not_overtake_the_running_one(
         await answering
         plugin.end(await plugin.started(), "2")
         await until(lambda: completed(client, queued))
+
+
+async def test_queued_turns_keep_their_order_whatever_their_files_take(
+    start: Start, plugin: Plugin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete = Prompts.complete
+
+    async def slow(self: Prompts, turn: Turn, context: RequestContext) -> Any:
+        completed = await complete(self, turn, context)
+        await asyncio.sleep(0.3 if completed[0].text == "second" else 0)
+        return completed
+
+    async with start() as (_, client):
+        await begin(client, message("first", "ctx"))
+        turn = await plugin.started()
+        for text in ("second", "third", "fourth"):
+            await begin(client, message(text, "ctx"))
+    monkeypatch.setattr(Prompts, "complete", slow)
+    plugin.end(turn, "1")
+    async with start():
+        for text in ("second", "third", "fourth"):
+            turn = await plugin.started()
+            assert turn.inbound.content == text
+            plugin.end(turn, text)
