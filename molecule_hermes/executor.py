@@ -167,6 +167,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         task, message = context.current_task, context.message
         if message is None or message.message_id in active.steered:
             return
+        await active.found.wait()
         if task is not None and task.status.state in INTERRUPTED:
             await self._dialogue.take_answer(active, context)
         else:
@@ -308,6 +309,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
             self._runs.pop(active.turn.task_id, None)
             self._ended.append(active.turn.task_id)
             active.ended.set()
+            active.found.set()
             active.resting.set()
             await active.forget_questions()
 

@@ -246,10 +246,16 @@ class Journals:
     def find(self, message_id: str) -> Journal | None:
         return self._open.get(message_id) or self._done.get(message_id)
 
+    def keeps(self, journal: Journal) -> bool:
+        """False if it was forgotten."""
+        return self.find(journal.message_id) is journal
+
     def add(self, journal: Journal, callback: Callback) -> None:
+        if not journal.url and not self.keeps(journal):
+            return  # no bridge follows it, and none can attach
         before = journal.size
         journal.add(callback)
-        if self.find(journal.message_id) is journal:  # it may have been forgotten
+        if self.keeps(journal):
             self._bytes += journal.size - before
             if self._bytes > self._max_bytes:
                 self._make_room()
@@ -257,7 +263,7 @@ class Journals:
     def refuse(self, journal: Journal, seq: int, instead: Callback | None = None) -> None:
         before = journal.size
         journal.refuse(seq, instead)
-        if self.find(journal.message_id) is journal:
+        if self.keeps(journal):
             self._bytes += journal.size - before
 
     def acknowledge(self, journal: Journal) -> None:

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 _FOLDER = "a2a"
 _MANIFEST = ".files.json"
 """What peers sent: the digests by name. Its time of change is the last use of the conversation."""
+_MAX_MANIFEST = 16 * 2**20
 _PREFIX = "a2a__"
 _NAMED = 10
 """How many earlier files the agent is told by name."""
@@ -180,8 +182,7 @@ def _same(folder: Path, known: Mapping[str, str], attachment: Attachment) -> Pat
             return None
         path = folder / name
         with contextlib.suppress(OSError):
-            unchanged = not path.is_symlink() and path.stat().st_size == len(attachment.data)
-            if known[name] == digest and unchanged and _digest(path.read_bytes()) == digest:
+            if known[name] == digest and _digest(_content(path, len(attachment.data))) == digest:
                 return path
     return None
 
@@ -207,7 +208,7 @@ def _write(folder: Path, attachment: Attachment) -> Path:
 def _manifest(folder: Path) -> dict[str, str]:
     """The digests by name; empty if there is no manifest or a tool has spoiled it."""
     try:
-        known = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        known = json.loads(_content(folder / _MANIFEST, _MAX_MANIFEST))
     except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(known, dict):
@@ -217,6 +218,17 @@ def _manifest(folder: Path) -> dict[str, str]:
         for name, digest in known.items()
         if isinstance(digest, str) and os.sep not in name
     }
+
+
+def _content(path: Path, most: int) -> bytes:
+    """The content of a regular file. A tool may have left a link, a pipe or something huge there;
+    opening a pipe would wait for ever. Raises `OSError`."""
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(file, "rb") as opened:  # noqa: PTH123 - it is a descriptor
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+            raise OSError(f"{path.name} is not a file of at most {most} bytes")
+        return opened.read(most)
 
 
 def _write_manifest(folder: Path, known: Mapping[str, str], now: float) -> None:

@@ -194,10 +194,19 @@ class Outbox:
         elif alone:
             failures = self._failures[alone] = self._failures.get(alone, 0) + 1
             await asyncio.sleep(_BACKOFF.delay(failures))
+            self._drop_forgotten(batch)
         else:
             for part in filter(lambda part: part.counts, batch.parts.values()):
                 self._unschedule(part.journal)
                 self._schedule(part.journal, (url, part.journal.message_id))
+            self._drop_forgotten(batch)
+
+    def _drop_forgotten(self, batch: _Batch) -> None:
+        """A message for which there was no room is not retried, or it would take the room still."""
+        for part in batch.parts.values():
+            if part.counts and not self.journals.keeps(part.journal):
+                self._unschedule(part.journal)
+                part.journal.detach()
 
     def _taken(self, part: _Part, answer: _Answer) -> None:
         if not part.counts:

@@ -79,6 +79,10 @@ class ActiveTurn:
     resting: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while a question waits, and when the turn has ended: `execute` may return."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    found: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set unless an earlier bridge has sent the turn, and this one has not attached to it yet."""
+    placed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the turn has its place in the queue, or will not get one."""
     steered: set[str] = field(default_factory=set)
     """The ids of the messages that were to steer the turn, taken or not."""
     additions: list[str] = field(default_factory=list)
@@ -106,7 +110,9 @@ class ActiveTurn:
         updater = TaskUpdater(queue, turn.task_id, turn.context_id)
         reply = ReplyArtifact(updater, text=text, on_flush=queue.advance)
         reasoning = ReplyArtifact(updater, REASONING, text=thought, on_flush=queue.advance)
-        return cls(turn, queue, updater, reply, reasoning, asyncio.timeout(seconds), accepted)
+        active = cls(turn, queue, updater, reply, reasoning, asyncio.timeout(seconds), accepted)
+        active.found.set()
+        return active
 
     @property
     def seconds_left(self) -> float:
@@ -119,6 +125,8 @@ class ActiveTurn:
         """Goes on where an earlier bridge stopped."""
         self.resuming = True
         self.queue.seq, self.sent = record.place.seq, record.sent
+        if record.sent:
+            self.found.clear()
         self.steered.update(record.steered)
         self.additions += record.additions
         self.began -= max(0.0, time.time() - record.began)
@@ -150,7 +158,7 @@ class ActiveTurn:
                 yield question, expiry.at
 
     def interrupted(self, message: str) -> Interrupted:
-        if self.run.state is State.QUEUED:
+        if self.run.state is State.QUEUED and not self.sent:
             return Interrupted.before_it_began(message)
         return Interrupted(message)
 

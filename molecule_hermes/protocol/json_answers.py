@@ -220,6 +220,10 @@ def _verdict(request: dict[str, Any]) -> dict[str, Any]:
         why = "it takes too much to apply it"
     except Unresolvable as error:
         why = f"the reference {shorten(error.ref, 200)} leads nowhere"
+    except Exception as error:
+        # jsonschema passes on what its parts raise: a reference into a string, a pattern that is
+        # none, an id that is a number.
+        why = f"it cannot be applied ({type(error).__name__}: {shorten(str(error), 200)})"
     return {"schemaProblem": why} if why else {}
 
 

@@ -18,6 +18,7 @@ from a2a.utils.errors import A2AError
 from molecule_hermes.errors import Draining, Interrupted
 from molecule_hermes.protocol.questions import meant
 from molecule_hermes.protocol.references import referenced_tasks
+from molecule_hermes.protocol.task_log import TaskLog
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.protocol.turn_record import TurnRecord
 from molecule_hermes.protocol.webhooks import PushSender
@@ -83,7 +84,10 @@ class Recovery:
         found.sort(key=lambda pair: pair[1] is None or not pair[1].sent)
         for start in range(0, len(found), _AT_ONCE):
             batch = found[start : start + _AT_ONCE]
-            await asyncio.gather(*(self._take(item, record) for item, record in batch))
+            prepared = await asyncio.gather(*(self._take(item, record) for item, record in batch))
+            # In this order: a queued turn that overtook the running one of its conversation would
+            # hold the place for which that one waits.
+            self._resumed += [self._executor.resume(*each) for each in prepared if each]
         if unfinished:
             logger.warning(
                 "the last bridge left %d tasks without an end; %d of them go on if Hermes has them",
@@ -103,19 +107,22 @@ class Recovery:
             raise Draining(f"{turns} being resumed")
         self._resumed.clear()
 
-    async def _take(self, item: Unfinished, record: TurnRecord | None) -> None:
+    async def _take(
+        self, item: Unfinished, record: TurnRecord | None
+    ) -> tuple[RequestContext, TurnRecord, TaskLog] | None:
+        """What the turn is resumed with; None if its task has ended instead."""
         caller = ServerCallContext(user=_Owner.named(item.owner))
         log = self._tasks.adopt(item.task, caller)
         followed = await self._webhooks.configs.recall(item.task.id)
         if record is None:
             await log.end(Interrupted("the agent was restarted during the turn"))
-            return
+            return None
         log.turn = record
         if followed:
             # What was on its way to a webhook is lost; the whole task makes up for it.
             await self._webhooks.notify(item.task, log.copy())
         context = await self._context(item.task, record, caller)
-        self._resumed.append(self._executor.resume(context, record, log))
+        return context, record, log
 
     async def _context(
         self, task: Task, record: TurnRecord, caller: ServerCallContext

@@ -6,6 +6,7 @@ The record and the task are one write, so the record's place is exactly how far 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -52,7 +53,7 @@ class TurnRecord:
         """The record, or None if there is none or another version of the bridge wrote it."""
         try:
             data: dict[str, Any] = json.loads(text)
-            return cls(
+            record = cls(
                 place=Place(**data.pop("place")),
                 accepted=tuple(map(str, data.pop("accepted"))),
                 extensions=tuple(map(str, data.pop("extensions"))),
@@ -62,9 +63,25 @@ class TurnRecord:
                 questions=tuple((_question(item), str(at)) for item, at in data.pop("questions")),
                 **data,
             )
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
+        return record if record._is_sound() else None
+
+    def _is_sound(self) -> bool:
+        times = (self.began, self.seconds_left, self.first_text or 0.0)
+        place = self.place
+        names = (self.message_id, place.address, place.instance, place.bridge)
+        return (
+            all(isinstance(name, str) for name in names)
+            and bool(self.message_id)
+            and isinstance(self.sent, bool)
+            and isinstance(place.seq, int)
+            and all(isinstance(time, int | float) and math.isfinite(time) for time in times)
+        )
 
 
 def _question(data: Mapping[str, Any]) -> Question:
-    return Question(**{**data, "choices": tuple(data["choices"])})
+    question = Question(**{**data, "choices": tuple(map(str, data["choices"]))})
+    if not isinstance(question.question_id, str) or not isinstance(question.text, str):
+        raise TypeError("a question has an id and a text")
+    return question

@@ -43,15 +43,40 @@ class TurnWork:
         self._prompts = prompts
         self._data_replies = data_replies
         self._runs = runs
+        self._last_resumed: dict[str, ActiveTurn] = {}
+        """By conversation: the last turn of an earlier bridge that is being resumed."""
         dialogue.on_question = self._explain_wait
 
-    async def run(self, active: ActiveTurn, context: RequestContext) -> End:
-        """Takes a new turn to its end. Raises a `TurnFailure` if it has another one."""
+    async def run(
+        self, active: ActiveTurn, context: RequestContext, before: ActiveTurn | None = None
+    ) -> End:
+        """Takes a new turn to its end. Raises a `TurnFailure` if it has another one.
+
+        It comes after the turn `before` it, although its files may be read sooner."""
         active.turn, active.output = await self._prompts.complete(active.turn, context)
+        if before is not None:
+            await before.placed.wait()
         return await self._schedule(active)
 
     async def resume(self, active: ActiveTurn, context: RequestContext, resumed: Resumed) -> End:
         """Goes on with a turn of an earlier bridge, or runs it if Hermes never got it."""
+        conversation = active.turn.conversation
+        before = self._last_resumed.get(conversation)
+        self._last_resumed[conversation] = active
+        try:
+            return await self._resume(active, context, resumed, before)
+        finally:
+            active.placed.set()
+            if self._last_resumed.get(conversation) is active:
+                del self._last_resumed[conversation]
+
+    async def _resume(
+        self,
+        active: ActiveTurn,
+        context: RequestContext,
+        resumed: Resumed,
+        before: ActiveTurn | None,
+    ) -> End:
         try:
             if active.sent:
                 with contextlib.suppress(NotSentError):
@@ -62,24 +87,29 @@ class TurnWork:
         finally:
             active.resuming = False
             resumed.settle()
-        return await self.run(active, context)
+            active.found.set()
+        return await self.run(active, context, before)
 
     async def _attach(self, active: ActiveTurn, context: RequestContext, resumed: Resumed) -> End:
         turn, record = active.turn, resumed.record
         # First of all: the queued turns of the conversation come after it.
         slot = self._scheduler.enter(turn.conversation, turn.peer, turn.size, runs=True)
         async with slot as active.slot:
+            active.placed.set()
             if not await slot.wait():
                 return Canceled()
             active.output = await self._prompts.output(context, turn.peer)
             attached = await self._transport.attach(turn, record.place)
-            active.run = TurnRun.resumed(record.asked)
+            active.run = TurnRun.resumed(record.asked, active.run.stop)
             active.resuming = False
             resumed.settle()
             async with aclosing(attached.events) as events:
+                if active.run.stop is not None:  # there was nothing to cancel until now
+                    await self._transport.cancel(turn)
                 if resumed.asks:
                     unsure = resumed.answer(attached.questions)
                     await self._dialogue.restore(active, resumed.asks, unsure)
+                active.found.set()
                 last = await self._follow(active, events)
             return await self._data_replies.settle(active, last, self._relay)
 
@@ -89,6 +119,7 @@ class TurnWork:
             return Canceled()
         # At shutdown the scheduler is closed and refuses the turn, which the peer may send again.
         async with self._scheduler.enter(turn.conversation, turn.peer, turn.size) as active.slot:
+            active.placed.set()
             if not active.slot.started:
                 await updates.waiting(active.updater, *self._asking_before(turn))
             if not await active.slot.wait():

@@ -106,11 +106,12 @@ class TurnRun:
         return self._last_received or self.ended
 
     @classmethod
-    def resumed(cls, asked: Iterable[str] = ()) -> Self:
+    def resumed(cls, asked: Iterable[str] = (), stop: Canceled | Failed | None = None) -> Self:
         """A turn that Hermes runs already, and that has asked these questions."""
         run = cls()
         run.state = State.RUNNING
         run.asked = dict.fromkeys(asked)
+        run.stop = stop
         return run
 
     def send(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -310,3 +311,32 @@ def test_whatever_is_sent_is_found_under_its_path(
         assert kept.holds(chat, data)
     for chat, _, data in saves:
         assert data in contents(kept, chat).values()
+
+
+def test_a_pipe_that_a_tool_left_does_not_hold_up_the_conversations(
+    tmp_path: Path, clock: Clock
+) -> None:
+    kept = keeping(tmp_path, clock)
+    kept.save("c", [pdf("a.pdf", b"")])
+    found: list[int] = []
+
+    def use() -> None:
+        found.append(kept.earlier("c").more)
+        found.append(len(kept.save("c", [pdf("a.pdf", b"")])))
+
+    for name in ("a.pdf", ".files.json"):
+        (kept.of("c") / name).unlink()
+        os.mkfifo(kept.of("c") / name)
+        using = threading.Thread(target=use, daemon=True)
+        using.start()
+        using.join(10)
+    assert found == [0, 1, 0, 1]
+
+
+def test_a_manifest_that_is_a_link_is_not_read(tmp_path: Path, clock: Clock) -> None:
+    kept = keeping(tmp_path, clock)
+    kept.save("c", [pdf("a.pdf")])
+    kept.save("d", [pdf("a.pdf")])
+    (kept.of("c") / ".files.json").unlink()
+    (kept.of("c") / ".files.json").symlink_to(kept.of("d") / ".files.json")
+    assert kept.earlier("c").names == ()

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from molecule_hermes.backoff import Backoff
+from molecule_hermes.plugin.journal import Journals
 from molecule_hermes.plugin.outbox import Outbox
 from molecule_hermes.transports.plugin.replies import Replies
 from molecule_hermes.turns.model import Completed, TextDelta, ToolProgress
@@ -400,3 +401,19 @@ async def test_text_is_not_added_to_a_delta_that_may_have_arrived(server: Callba
         sender.put(Final(), "ab")
         await server.final("m")
     assert [(c.content, c.seq) for c in server.taken] == [("a", 0), ("b", 1), ("ab", 2)]
+
+
+async def test_a_message_that_was_forgotten_for_want_of_room_is_not_retried_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("molecule_hermes.plugin.outbox._BACKOFF", Backoff(first=0.01, longest=0.01))
+    async with Outbox(Journals(max_bytes=10_000)) as outbox:
+        url = f"http://127.0.0.1:{free_port()}/"
+        senders = [Sender(outbox, url, f"m{number}") for number in range(50)]
+        for sender in senders:
+            sender.put(Final(), "x" * 1000)
+        kept = len(outbox.journals)
+        assert kept < 10
+        await until(lambda: len(outbox._lane_of) == kept)
+        senders[0].put(Notice(), "y" * 1000)
+        assert senders[0].journal.size < 2000

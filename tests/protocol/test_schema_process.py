@@ -106,3 +106,22 @@ async def test_files_in_the_working_directory_are_not_imported(
         (tmp_path / f"{name}.py").write_text("raise SystemExit(7)")
     monkeypatch.chdir(tmp_path)
     assert await SchemaProcesses().judge({"type": "integer"}, "3", "alice") == {"value": 3}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/type", "type": "string"},
+        {"$ref": "#/enum/x", "enum": [1]},
+        {"pattern": "a{99999999999999999999}"},
+        {"$schema": 5},
+    ],
+)
+async def test_a_schema_on_which_the_validator_breaks_is_unusable(schema: dict[str, Any]) -> None:
+    with pytest.raises(UnusableSchemaError):
+        await SchemaProcesses().require_sound(schema, "alice")
+
+
+async def test_a_schema_that_breaks_on_an_answer_is_unusable() -> None:
+    with pytest.raises(UnusableSchemaError, match="look-behind"):
+        await SchemaProcesses().judge({"pattern": "(?<=a+)b"}, '"ab"', "alice")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import secrets
 from typing import Self
 
 from aiohttp import web
@@ -13,6 +14,8 @@ from molecule_hermes.transports.plugin.replies import Replies
 from molecule_hermes.wire import MAX_BODY_BYTES, REPLY_PATH, SECRET_HEADER, Callback, WireError
 
 __all__ = ["ReplyServer"]
+
+_TO = "to"
 
 
 class ReplyServer:
@@ -33,6 +36,9 @@ class ReplyServer:
         self._secret = secret.encode()
         self._max_body = max_body
         self._runner: web.AppRunner | None = None
+        self._name = secrets.token_urlsafe(8)
+        """In the address: callbacks for an earlier bridge with this port are not for this one. They
+        begin after what that one had, which can be more than what it stored."""
         self.url = ""
 
     async def __aenter__(self) -> Self:
@@ -49,7 +55,7 @@ class ReplyServer:
             raise cannot_listen(error, self._host, self._port, variable, example) from error
         self._runner = runner
         port = runner.addresses[0][1]
-        self.url = base_url(self._host, port) + REPLY_PATH
+        self.url = f"{base_url(self._host, port)}{REPLY_PATH}?{_TO}={self._name}"
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -67,6 +73,9 @@ class ReplyServer:
             return _refused(400, str(error))
         except web.HTTPRequestEntityTooLarge:
             return _refused(413, f"the body is larger than {self._max_body} bytes")
+        if request.query.get(_TO, self._name) != self._name:
+            ids = dict.fromkeys(callback.reply_to for callback in callbacks)
+            return web.json_response({"ok": True, "stale": True, "unknown": list(ids)})
         outcomes = {self._replies.take(callback) for callback in callbacks}
         answer: dict[str, object] = {"ok": True}
         if len(outcomes) == 1:
