@@ -305,7 +305,7 @@ def test_tools_in_a_container_see_the_caches_at_another_path(
     kept.mkdir(parents=True)
     assert hermes_api.path_for_tools(kept) == str(kept)
     monkeypatch.setenv("TERMINAL_ENV", "docker")
-    assert hermes_api.path_for_tools(kept) == "/root/.hermes/cache/documents/a2a/x"
+    assert hermes_api.path_for_tools(kept).endswith("/.hermes/cache/documents/a2a/x")
 
 
 def test_hermes_clears_its_document_cache_but_not_the_folders_in_it(home: Path) -> None:
