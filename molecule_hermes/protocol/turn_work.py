@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -99,7 +100,11 @@ class TurnWork:
             if not await slot.wait():
                 return Canceled()
             active.output = await self._prompts.output(context, turn.peer)
+            # The time until Hermes is found does not count for the turn's limit.
+            left = active.seconds_left
+            active.deadline.reschedule(None)
             attached = await self._transport.attach(turn, record.place)
+            active.deadline.reschedule(asyncio.get_running_loop().time() + left)
             active.run = TurnRun.resumed(record.asked, active.run.stop)
             active.resuming = False
             resumed.settle()
