@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard
 
 from molecule_hermes.errors import TurnFailure
-from molecule_hermes.wire import Args, Context, NoticeKind, Phase, Usage
+from molecule_hermes.wire import MAIN_AGENT, Args, Context, NoticeKind, Phase, Usage
 
 __all__ = [
     "REASONING",
@@ -84,10 +84,17 @@ class Turn:
     """What the model's provider is asked for in place of text, as chat completions express it."""
     extensions: frozenset[str] = frozenset()
     """What the peer asked for beyond the usual events: `REASONING`, `TOOL_DETAIL`."""
+    agent: str = MAIN_AGENT
+    """The agent that the message is for."""
+    profile: str = ""
+    """The profile of Hermes that the agent is, where one Hermes has several."""
+    toolsets: tuple[str, ...] | None = None
+    """The toolsets that the agent may use for this peer; None for all that it has."""
 
     @property
     def conversation(self) -> str:
-        return conversation_id(self.peer, self.conversation_key or self.context_id)
+        context = self.conversation_key or self.context_id
+        return conversation_id(self.peer, context, self.agent, self.profile)
 
     @property
     def size(self) -> int:
@@ -95,15 +102,21 @@ class Turn:
         return len(self.text) + sum(len(file.data) for file in self.attachments)
 
 
-def conversation_id(peer: str, context_id: str) -> str:
-    """Names the conversation `(peer, context_id)` in an alphabet that Hermes accepts everywhere.
+def conversation_id(peer: str, context_id: str, agent: str = MAIN_AGENT, profile: str = "") -> str:
+    """Names the conversation `(agent, peer, context_id)` in an alphabet that Hermes accepts
+    everywhere.
 
-    A hash, because both halves come from outside: no choice of context_id may reach another
-    peer's conversation, a path, or Hermes's limit of 256 characters. The length in front of
-    the peer keeps ("ab", "c") and ("a", "bc") apart.
+    A hash, because peer and context_id come from outside: no choice of context_id may reach
+    another peer's conversation, a path, or Hermes's limit of 256 characters. The length in front
+    of each name keeps ("ab", "c") and ("a", "bc") apart. Conversations of the main agent are named
+    as they were when it was the only one.
     """
-    material = f"{len(peer)}:{peer}{context_id}".encode("utf-8", "surrogatepass")
-    return "a2a-" + hashlib.sha256(material).hexdigest()[:40]
+    is_main = (agent, profile) == (MAIN_AGENT, "")
+    names = [peer] if is_main else [agent, profile, peer]
+    kind = "" if is_main else "@"  # the others begin with a digit
+    material = kind + "".join(f"{len(name)}:{name}" for name in names) + context_id
+    digest = hashlib.sha256(material.encode("utf-8", "surrogatepass"))
+    return f"a2a-{digest.hexdigest()[:40]}"
 
 
 @dataclass(frozen=True, slots=True)

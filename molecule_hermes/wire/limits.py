@@ -12,6 +12,7 @@ __all__ = [
     "HEALTH_PATH",
     "IMAGE_TYPES",
     "INBOUND_PATH",
+    "MAIN_AGENT",
     "MAX_ARGS",
     "MAX_ATTACHMENTS",
     "MAX_BATCH",
@@ -31,6 +32,9 @@ __all__ = [
     "STEER_PATH",
     "TURNS_PATH",
 ]
+
+MAIN_AGENT = "main"
+"""The agent's name where there is only one."""
 
 SECRET_HEADER = "X-Molecule-A2A-Secret"  # noqa: S105 - the name of a header
 DEFAULT_PLATFORM_PORT = 8645

@@ -1,4 +1,4 @@
-"""The settings. No other module reads the environment for them."""
+"""The settings from the environment."""
 
 from __future__ import annotations
 
@@ -106,6 +106,16 @@ def _absolute(path: Path) -> Path:
     return path.expanduser().absolute()
 
 
+def _paths(value: object) -> object:
+    """Absolute paths, separated as in PATH."""
+    if not isinstance(value, str):
+        return value
+    paths = [Path(each).expanduser() for each in value.split(os.pathsep) if each.strip()]
+    if not all(path.is_absolute() for path in paths):
+        raise ValueError("not absolute")
+    return tuple(paths)
+
+
 def _default_state_dir() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / (
         "molecule-hermes"
@@ -183,10 +193,52 @@ class Settings(BaseModel):
         "name:token,… — the peers that may call; names and tokens must be unique, and a token"
         " has at least 16 characters",
     )
+    config: Annotated[Path, AfterValidator(_absolute)] | None = _own(
+        "CONFIG",
+        None,
+        "the YAML file that names agents, routes and peers (`docs/agents.md`); if unset, there is "
+        "one agent",
+    )
     allow_anonymous: bool = _own(
         "ALLOW_ANONYMOUS",
         False,
         "true or false: whether to listen beyond loopback without peer tokens",
+    )
+    isolation: Literal["shared", "peer"] | None = _own(
+        "ISOLATION",
+        None,
+        "peer (each peer has a Hermes of its own, with its own memory, sessions and files) or "
+        "shared (all peers of an agent share one); if unset, peer with several peer tokens, unless "
+        "SHARED_MEMORY is true; for `up`",
+    )
+    max_workers: Annotated[int, Field(ge=1, le=10_000)] = _own(
+        "MAX_WORKERS",
+        16,
+        "the maximum number of Hermes processes that `up` runs at once, 1 to 10000; at the limit, "
+        "one without work is stopped for another",
+    )
+    worker_idle: Annotated[float, Field(gt=0, le=30 * _DAY)] = _own(
+        "WORKER_IDLE",
+        900,
+        "seconds after which a peer's Hermes without work is stopped, up to 2592000; it starts "
+        "again with the peer's next message",
+    )
+    confine: Literal["auto", "require", "off"] = _own(
+        "CONFINE",
+        "auto",
+        "auto (Hermes and its tools see only their own folders and the system's, as far as the "
+        "kernel can enforce it), require (`up` does not start without that) or off",
+    )
+    readable: Annotated[tuple[Path, ...], BeforeValidator(_paths)] = _own(
+        "READABLE",
+        (),
+        "path:path:… — further files and folders that a confined Hermes and its tools may read",
+    )
+    writable: Annotated[tuple[Path, ...], BeforeValidator(_paths)] = _own(
+        "WRITABLE",
+        (),
+        "path:path:… — further files and folders that a confined Hermes and its tools may read "
+        "and write; several workers share them",
     )
     shared_memory: bool = _own(
         "SHARED_MEMORY",

@@ -1,0 +1,111 @@
+"""What operators say about agents, routes and peers.
+
+Without a configuration file there is one agent, `main`, and the environment says the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import SecretStr
+
+from molecule_hermes.wire import MAIN_AGENT
+
+__all__ = [
+    "AgentConfig",
+    "Configuration",
+    "Limits",
+    "PeerConfig",
+    "RemoteHermes",
+    "RouteConfig",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of turns; 0 means no limit besides those of the whole bridge."""
+
+    running: int = 0
+    waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteHermes:
+    """A Hermes that this bridge does not run. `profile` is one of those that it multiplexes."""
+
+    plugin: str = ""
+    """The URL of its plugin; empty where `api` is used."""
+    api: str = ""
+    """The URL of its API, which ends in /v1."""
+    profile: str = ""
+    secret: SecretStr | None = None
+    """The shared secret of its plugin, or the key of its API."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """What an agent is. Every field that is unset leaves it to the settings, or to Hermes."""
+
+    name: str = MAIN_AGENT
+    title: str = ""
+    """Its name on its card."""
+    description: str = ""
+    isolation: Literal["shared", "peer"] | None = None
+    model: str = ""
+    """As HERMES_INFERENCE_MODEL names it."""
+    models: tuple[str, ...] | None = None
+    """The models that a message may choose."""
+    system_prompt: str | None = None
+    soul: Path | None = None
+    """The file that becomes its SOUL.md."""
+    skills: Path | None = None
+    """The folder that becomes its skills."""
+    toolsets: tuple[str, ...] | None = None
+    mcp_servers: Mapping[str, Any] = field(default_factory=dict)
+    hermes_config: Mapping[str, Any] = field(default_factory=dict)
+    """What is merged into Hermes's config.yaml."""
+    env: Mapping[str, SecretStr] = field(default_factory=dict, repr=False)
+    """Variables for Hermes, such as the keys of model providers."""
+    approvals: Literal["ask", "deny"] | None = None
+    limits: Limits = Limits()
+    hermes: RemoteHermes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RouteConfig:
+    """Patterns as those of file names: `*`, `?` and `[…]`."""
+
+    agent: str
+    peer: str = "*"
+    tenant: str = ""
+    """Empty: the route is for requests that name no tenant."""
+    context: str = "*"
+    skill: str = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerConfig:
+    name: str
+    token: SecretStr | None = None
+    agents: tuple[str, ...] = ("*",)
+    """Patterns for the agents that the peer may reach."""
+    toolsets: tuple[str, ...] | None = None
+    models: tuple[str, ...] | None = None
+    approvals: Literal["ask", "deny"] | None = None
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    agents: Mapping[str, AgentConfig] = field(default_factory=lambda: {MAIN_AGENT: AgentConfig()})
+    routes: tuple[RouteConfig, ...] = ()
+    default: str = MAIN_AGENT
+    """The agent for requests that match no route."""
+    peers: Mapping[str, PeerConfig] = field(default_factory=dict)
+
+    def peer(self, name: str) -> PeerConfig:
+        """What is said about the peer, if anything."""
+        return self.peers.get(name) or PeerConfig(name)
