@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from molecule_hermes.agents.connections import transport_to_running_hermes
 from molecule_hermes.backoff import Backoff
 from molecule_hermes.config import Settings
 from molecule_hermes.confined_files import ConfinedFileError, read_below
@@ -22,7 +23,6 @@ from molecule_hermes.hermes.diagnosis import diagnose_running
 from molecule_hermes.hermes.providers import HERMES_API_KEY_NOTE, keys_that_are_set
 from molecule_hermes.hermes.transcript import read_transcript
 from molecule_hermes.plugin.settings import API_KEY, PLATFORM, SECRET
-from molecule_hermes.server.assembly import transport_to_running_hermes
 from molecule_hermes.wire import MAX_SYSTEM_PROMPT
 
 __all__ = ["Adapter", "NativeSession", "SetupError"]

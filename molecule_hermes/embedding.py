@@ -7,17 +7,17 @@ import os
 from collections.abc import Mapping
 from typing import Literal, Protocol, Self
 
+from molecule_hermes.agents.connections import (
+    address_of,
+    create_transport,
+    transport_to_running_hermes,
+)
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError
 from molecule_hermes.executor import HermesAgentProxyExecutor
 from molecule_hermes.hermes.credentials import known_credentials
 from molecule_hermes.protocol.workspace_messages import WorkspaceMessages
-from molecule_hermes.server.assembly import (
-    address_of,
-    create_transport,
-    executor_options,
-    transport_to_running_hermes,
-)
+from molecule_hermes.server.assembly import executor_options
 
 __all__ = ["EmbeddedExecutor", "ExecutorConfig", "create_executor"]
 

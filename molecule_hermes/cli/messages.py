@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from molecule_hermes import __version__
 from molecule_hermes.client.terminal import command_name
-from molecule_hermes.config import Settings, unknown_variables
+from molecule_hermes.config import Configuration, Settings, isolation_of, unknown_variables
 from molecule_hermes.hermes.credentials import SHARED_TOOLSETS
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.model_choice import ModelChoice
@@ -19,6 +19,7 @@ from molecule_hermes.turns.features import TransportName
 __all__ = [
     "Say",
     "introduce",
+    "introduce_agents",
     "ready",
     "report_kept_worker",
     "report_mcp_servers",
@@ -47,8 +48,6 @@ def introduce(
     say(f"  home     {home.path}")
     if settings.peer_tokens:
         say(f"  peers    {', '.join(settings.peer_tokens)}")
-    if settings.has_several_peers:
-        say(_isolation(settings))
     if not settings.owns_home and {API_KEY, SECRET} & home.read_env().keys():
         say(f"  warning  {home.env_file} contains {API_KEY} or {SECRET}, and the agent's tools can")
         say("           read it; remove these lines, and `up` generates new ones at each start")
@@ -77,11 +76,32 @@ def report_kept_worker(
         say("           next start comes within seconds")
 
 
-def _isolation(settings: Settings) -> str:
+def introduce_agents(settings: Settings, configuration: Configuration, say: Say) -> None:
+    """The agents, if there are several, and what their peers share."""
+    several = len(configuration.agents) > 1
+    for name, agent in configuration.agents.items():
+        if agent.hermes is not None:
+            say(f"  agent    {name}: at {agent.hermes.plugin or agent.hermes.api}")
+            continue
+        if several:
+            say(f"  agent    {name}")
+        if settings.has_several_peers:
+            isolation = isolation_of(agent, settings, peers=len(settings.peer_tokens))
+            for line in _APART if isolation == "peer" else _shared(settings):
+                say(line)
+
+
+_APART = ("  isolated each peer has a Hermes of its own: memory, sessions, files and shell",)
+
+
+def _shared(settings: Settings) -> list[str]:
+    """What one peer can learn of another."""
     toolsets = ", ".join(SHARED_TOOLSETS)
+    warning = "  warning  all peers share one Hermes: its files and its shell"
     if settings.shared_memory:
-        return f"  warning  all peers share {toolsets}: one peer may learn what another one said"
-    return f"  isolated {toolsets} are disabled (MOLECULE_HERMES_SHARED_MEMORY=true enables them)"
+        return [f"{warning},", f"           and {toolsets}: one may learn what another said"]
+    setting = "MOLECULE_HERMES_SHARED_MEMORY=true enables them"
+    return [warning, f"  isolated {toolsets} are disabled ({setting})"]
 
 
 def warn_of_unknown_variables(environ: Mapping[str, str], say: Say) -> None:

@@ -6,16 +6,16 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 
+from molecule_hermes.agents.connections import (
+    address_of,
+    create_transport,
+    transport_to_running_hermes,
+)
 from molecule_hermes.cli.messages import Say, stopping, warn_of_unknown_variables
 from molecule_hermes.cli.progress import progress
 from molecule_hermes.cli.signals import Signals
 from molecule_hermes.config import Settings
 from molecule_hermes.hermes.credentials import known_credentials
-from molecule_hermes.server.assembly import (
-    address_of,
-    create_transport,
-    transport_to_running_hermes,
-)
 from molecule_hermes.server.bridge import Bridge
 from molecule_hermes.storage.state_dir import make_private
 from molecule_hermes.turns.features import TransportName

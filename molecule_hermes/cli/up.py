@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from molecule_hermes.agents.connections import TransportChoice
+from molecule_hermes.agents.workers import MainHermes, Workers
 from molecule_hermes.cli.messages import (
     Say,
     introduce,
+    introduce_agents,
     ready,
     report_kept_worker,
     report_mcp_servers,
     stopping,
 )
-from molecule_hermes.cli.progress import INTERVAL, progress
+from molecule_hermes.cli.progress import progress
 from molecule_hermes.cli.serve import serve
 from molecule_hermes.cli.signals import Signals
-from molecule_hermes.config import Settings
-from molecule_hermes.errors import AuthFailure, ConfigError, Draining, StartError, TurnFailure
-from molecule_hermes.hermes.api import FirstSession, platform_state
-from molecule_hermes.hermes.credentials import (
-    Credentials,
-    create_credentials,
-    create_handover,
-    public_environment,
+from molecule_hermes.config import (
+    Configuration,
+    Settings,
+    isolation_of,
+    load_configuration,
+    with_peers,
 )
+from molecule_hermes.errors import ConfigError, StartError
+from molecule_hermes.hermes.credentials import create_credentials
 from molecule_hermes.hermes.demo_model import demo_model
-from molecule_hermes.hermes.diagnosis import Hermes, NotBoundError, diagnose
+from molecule_hermes.hermes.diagnosis import NotBoundError
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.home_setup import api_address, configure
 from molecule_hermes.hermes.model_choice import (
@@ -43,11 +45,10 @@ from molecule_hermes.hermes.plugin_setup import enable
 from molecule_hermes.hermes.process import Gateway
 from molecule_hermes.hermes.workspace import merge_mcp_servers
 from molecule_hermes.net.ports import require_free_port
-from molecule_hermes.server.assembly import TransportChoice, create_transport
 from molecule_hermes.server.bridge import Bridge
 from molecule_hermes.storage.state_dir import make_private
-from molecule_hermes.transports.base import Transport
 from molecule_hermes.turns.features import TransportName
+from molecule_hermes.wire import MAIN_AGENT
 
 __all__ = ["up"]
 
@@ -67,56 +68,96 @@ async def up(
     if settings.smoke_mode:
         await serve(settings, environ, say)
         return
+    configuration = load_configuration(settings)
+    settings = with_peers(settings, configuration)
     settings.require_safe_exposure()
     settings.require_lasting_secrets()
     make_private(settings.state_dir)
     transport = transport or ("chat" if settings.platform_enabled is False else "plugin")
-    home = HermesHome(settings.home)
-    gateway = _gateway(home, settings, environ, say)
     async with contextlib.AsyncExitStack() as stack:
         signals = stack.enter_context(Signals())
-        gateway.require_alone()
-        _require_free_ports(settings, adopted=gateway.adoptable is not None)
-        home.create()
-        stack.enter_context(home.held())
-        model, is_users = await _choose_model(home, settings, environ, stack, keep_config)
-        credentials = create_credentials(settings, keep_config=keep_config)
-        servers: list[str] = []
-        if not keep_config:
-            configure(home, settings, None if is_users else model)
-            if transport != "chat":
-                enable(home, settings)
-            servers = merge_mcp_servers(home, settings)
-        introduce(settings, environ, model, home, say)
-        report_mcp_servers(servers, say)
-        report_kept_worker(settings, gateway.adoptable, model, say)
-        gateway.handover = create_handover(settings, credentials, environ)
-        await stack.enter_async_context(gateway)
-        run = _Run(settings, environ, model, credentials, gateway, signals, say)
+        setup = _Setup(settings, configuration, environ, say, keep_config)
+        main = await setup.prepare(stack, transport)
+        run = _Run(settings, configuration, environ, main, signals, say)
         await run.serve(transport)
-        if settings.keep_worker:
-            say(f"Hermes goes on (process {gateway.pid}); the next such `up` adopts it")
         async with progress(say, "stopping Hermes"):
             await stack.aclose()
 
 
-def _gateway(home: HermesHome, settings: Settings, environ: Mapping[str, str], say: Say) -> Gateway:
-    return Gateway(
-        home,
-        settings.state_dir / "hermes-gateway.log",
-        environ=environ,
-        keep=settings.keep_worker,
-        max_restarts=settings.max_restarts,
-        restart_window=settings.restart_window,
-        on_change=say,
-    )
+@dataclass(frozen=True, slots=True)
+class _Setup:
+    """Makes the main Hermes ready to start, if the main agent's peers share it."""
 
+    settings: Settings
+    configuration: Configuration
+    environ: Mapping[str, str]
+    say: Say
+    keep_config: bool
 
-def _require_free_ports(settings: Settings, *, adopted: bool) -> None:
-    host, port = api_address(settings)
-    require_free_port(settings.host, settings.port, "MOLECULE_HERMES_PORT", "8001")
-    if not adopted:
-        require_free_port(host, port, "HERMES_API_BASE", f"http://127.0.0.1:{port + 1}/v1")
+    async def prepare(
+        self, stack: contextlib.AsyncExitStack, transport: TransportChoice
+    ) -> MainHermes:
+        settings, say = self.settings, self.say
+        home = HermesHome(settings.home)
+        gateway = self._gateway(home)
+        host, port = settings.host, settings.port
+        require_free_port(host, port, "MOLECULE_HERMES_PORT", "8001")
+        if self._is_used:
+            gateway.require_alone()
+            self._require_free_api_port(adopted=gateway.adoptable is not None)
+            home.create()
+            stack.enter_context(home.held())
+        elif self.keep_config:
+            raise ConfigError(
+                "--keep-config uses one Hermes folder, but each peer gets a Hermes of its own",
+                "set MOLECULE_HERMES_ISOLATION=shared",
+            )
+        model, is_users = await _choose_model(home, settings, self.environ, stack, self.keep_config)
+        credentials = create_credentials(settings, keep_config=self.keep_config)
+        servers = self._write(home, None if is_users else model, transport) if self._is_used else []
+        introduce(settings, self.environ, model, home, say)
+        introduce_agents(settings, self.configuration, say)
+        report_mcp_servers(servers, say)
+        report_kept_worker(settings, gateway.adoptable, model, say)
+        return MainHermes(home, credentials, model, is_users, gateway)
+
+    @property
+    def _is_used(self) -> bool:
+        main = self.configuration.agents.get(MAIN_AGENT)
+        peers = len(self.settings.peer_tokens)
+        return (
+            main is not None
+            and main.hermes is None
+            and isolation_of(main, self.settings, peers=peers) == "shared"
+        )
+
+    def _gateway(self, home: HermesHome) -> Gateway:
+        settings = self.settings
+        return Gateway(
+            home,
+            settings.state_dir / "hermes-gateway.log",
+            environ=self.environ,
+            keep=settings.keep_worker,
+            max_restarts=settings.max_restarts,
+            restart_window=settings.restart_window,
+            on_change=self.say,
+        )
+
+    def _require_free_api_port(self, *, adopted: bool) -> None:
+        host, port = api_address(self.settings)
+        if not adopted:
+            require_free_port(host, port, "HERMES_API_BASE", f"http://127.0.0.1:{port + 1}/v1")
+
+    def _write(
+        self, home: HermesHome, model: ModelChoice | None, transport: TransportChoice
+    ) -> list[str]:
+        """Merges what the bridge needs into the folder; returns the names of the MCP servers."""
+        if self.keep_config:
+            return []
+        configure(home, self.settings, model)
+        if transport != "chat":
+            enable(home, self.settings)
+        return merge_mcp_servers(home, self.settings)
 
 
 async def _choose_model(
@@ -177,13 +218,12 @@ async def _demo(
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A started Hermes, and everything that the bridge in front of it needs."""
+    """Everything that the bridge and its workers need."""
 
     settings: Settings
+    configuration: Configuration
     environ: Mapping[str, str]
-    model: ModelChoice
-    credentials: Credentials
-    gateway: Gateway
+    main: MainHermes
     signals: Signals
     say: Say
 
@@ -199,111 +239,48 @@ class _Run:
             await self._serve("chat", [f"{error.message}; continuing over chat completions"])
 
     async def _serve(self, name: TransportName, warnings: list[str]) -> None:
-        transport = create_transport(name, self.settings, self.credentials, patient=True)
-        checks = {"gateway": self.gateway.check, "session": self._first_session().check}
-        demo = self.model.is_demo
+        workers = Workers(
+            self.settings,
+            self.configuration,
+            self.main,
+            name,
+            environ=self.environ,
+            say=self._say_of_hermes,
+        )
+        default = self.configuration.agents[self.configuration.default]
+        demo = self.main.model.is_demo
         async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(workers.fleet)
+            transport = workers.transport_of(default)
             bridge = await stack.enter_async_context(
-                Bridge(self.settings, transport, demo=demo, checks=checks, warnings=warnings)
+                Bridge(self.settings, transport, demo=demo, warnings=warnings)
             )
-            self.gateway.watch(transport.check)
-            bridge.metrics.watch(
-                "hermes_restarts", "Restarts of Hermes so far", lambda: self.gateway.restarts
-            )
-            self.signals.on_second = [bridge.hasten.set, self.gateway.hasten.set]
+            workers.measure(bridge.metrics)
+            self.signals.on_second = [bridge.hasten.set, workers.hasten]
             try:
-                await self._until_stopped(bridge, name, transport)
+                await self._until_stopped(bridge, name, workers)
             except StartError:
                 bridge.hasten.set()  # turns that wait for Hermes wait in vain
                 raise
             self.say(stopping(bridge, self.settings))
-            async with progress(self.say, "stopping the bridge"):
+            async with progress(self.say, "stopping"):
                 await stack.aclose()
 
-    async def _until_stopped(
-        self, bridge: Bridge, name: TransportName, transport: Transport
-    ) -> None:
-        waits = [self._until_ready(bridge, name), self.gateway.failed()]
-        if name == "plugin":
-            waits.append(self._until_not_bound(transport))
-        if await self.signals.wait(*waits):
+    def _say_of_hermes(self, line: str) -> None:
+        self.say(f"  Hermes   {line}")
+
+    async def _until_stopped(self, bridge: Bridge, name: TransportName, workers: Workers) -> None:
+        if await self.signals.wait(self._until_ready(bridge, workers)):
             tokens = bool(self.settings.peer_tokens)
-            self.say(ready(bridge.url, name, self.model, tokens=tokens))
-            await self.signals.wait(self.gateway.failed())
+            self.say(ready(bridge.url, name, self.main.model, tokens=tokens))
+            await self.signals.wait()
 
-    async def _until_ready(self, bridge: Bridge, name: TransportName) -> None:
-        """Returns when the bridge is ready; says every two seconds what it still waits for."""
-        began = reported = time.monotonic()
-        while True:
-            report = await bridge.health.ready()
-            now = time.monotonic()
-            if report.ready and (name == "chat" or await self._is_ours()):
-                self.say(f"  Hermes   ready after {now - began:.1f} s")
-                return
-            pause = self.gateway.respawn_pause()
-            reason = str(pause or report.reason or "the plugin is not bound yet")
-            budget = self.settings.ready_budget + (pause.seconds if pause else 0)
-            if now - began > budget:
-                raise await self._not_ready(name, budget, reason)
-            if now - reported >= INTERVAL:
-                self.say(f"  Hermes   starting, {now - began:.0f} s … ({reason})")
-                reported = now
-            await asyncio.sleep(0.1)
-
-    async def _not_ready(self, name: TransportName, budget: float, reason: str) -> StartError:
-        """Why the plugin is not bound, if Hermes has no API to ask; else the end of its log."""
-        if name == "plugin":
-            error = await self._diagnose(None)
-            if error.cause not in ("unknown", "not_running"):
-                return error
-        return StartError(
-            f"Hermes was not ready after {budget:g} s ({reason})",
-            "raise HERMES_GATEWAY_READY_BUDGET_SEC if it needs longer; its log is "
-            f"{self.gateway.log_file}; the last lines:\n{self.gateway.log_tail()}",
-        )
-
-    async def _is_ours(self) -> bool:
-        """Whether Hermes confirms the plugin: another Hermes's plugin may answer at the port."""
-        if not self.gateway.home.read_env().get("API_SERVER_ENABLED"):
-            return True
-        state = await self._state()
-        return state is not None and state.get("state") == "connected"
-
-    def _first_session(self) -> FirstSession:
-        # Without an API, nobody can open a session in Hermes.
-        has_api = bool(self.gateway.home.read_env().get("API_SERVER_ENABLED"))
-        return FirstSession(self.settings.hermes_api_base, self.credentials.api_key, needed=has_api)
-
-    async def _state(self) -> Mapping[str, object] | None:
-        return await platform_state(self.settings.hermes_api_base, self.credentials.api_key)
-
-    async def _until_not_bound(self, transport: Transport) -> None:
-        """Raises `NotBoundError` once Hermes runs without the plugin; never returns."""
-        seen = 0
-        state: Mapping[str, object] | None = None
-        while seen < 4:
-            await asyncio.sleep(0.5)
-            state = await self._state()
-            seen = seen + 1 if state is not None and not await _is_bound(state, transport) else 0
-        raise await self._diagnose(state)
-
-    async def _diagnose(self, state: Mapping[str, object] | None) -> NotBoundError:
-        logs = [self.gateway.log_file, *(self.gateway.home.path / "logs").glob("*.log")]
-        environ = public_environment(self.environ)
-        hermes = Hermes(self.gateway.home, environ, logs=logs, url=self.settings.platform_url)
-        return await asyncio.to_thread(diagnose, hermes, state)
-
-
-async def _is_bound(state: Mapping[str, object], transport: Transport) -> bool:
-    """A state of `connected` is not enough: Hermes keeps it after it was killed."""
-    if state.get("state") == "fatal":
-        return False
-    try:
-        await transport.check()
-    except AuthFailure as error:
-        raise NotBoundError("wrong_secret", error.message, error.hint) from error
-    except Draining:
-        return True
-    except TurnFailure:
-        return False
-    return True
+    async def _until_ready(self, bridge: Bridge, workers: Workers) -> None:
+        """Starts the first worker, and the others in the background."""
+        for key in [*workers.eager[1:], *workers.kept]:
+            workers.fleet.start_soon(key)
+        for key in workers.eager[:1]:
+            await workers.fleet.start(key)
+        async with progress(self.say, "waiting for the bridge"):
+            while not (await bridge.health.ready()).ready:  # noqa: ASYNC110 - there is no event
+                await asyncio.sleep(0.1)

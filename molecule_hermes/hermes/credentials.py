@@ -70,10 +70,12 @@ def _generate() -> str:
 
 
 def create_handover(
-    settings: Settings, credentials: Credentials, environ: Mapping[str, str]
+    settings: Settings, credentials: Credentials, environ: Mapping[str, str], *, isolated: bool
 ) -> Handover:
-    """What Hermes receives over its standard input at each start."""
-    isolated = settings.has_several_peers and not settings.shared_memory
+    """What Hermes receives over its standard input at each start.
+
+    With `isolated`, agents do not get the toolsets through which peers can reach each other.
+    """
     return Handover(
         secret=credentials.secret,
         api_key=credentials.api_key,

@@ -29,7 +29,7 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 from molecule_hermes.errors import StartError
 from molecule_hermes.text import is_loopback
 
-__all__ = ["HermesHome", "read_yaml", "write_atomically"]
+__all__ = ["HermesHome", "dump_yaml", "merge", "read_yaml", "write_atomically"]
 
 _STAMP = ".molecule-hermes.json"
 _LOCK = ".molecule-hermes.lock"
@@ -104,21 +104,27 @@ class HermesHome:
         return int(pid) if alive and ours else None
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, lock_file: Path | None = None) -> Iterator[None]:
         """Raises `StartError` if another bridge runs Hermes on this folder.
 
         A lock, because the other bridge may run in another container on the same volume, where
         its process is not visible.
         """
-        with (self.path / _LOCK).open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise StartError(
-                    f"another molecule-hermes already runs Hermes on {self.path}",
-                    "stop it, or choose another HERMES_HOME or volume",
-                ) from None
+        lock = _open_lock(lock_file or self.path / _LOCK)
+        try:
+            self._take(lock)
             yield
+        finally:
+            os.close(lock)
+
+    def _take(self, lock: int) -> None:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StartError(
+                f"another molecule-hermes already runs Hermes on {self.path}",
+                "stop it, or choose another HERMES_HOME or volume",
+            ) from None
 
     def read_config(self) -> MutableMapping[str, Any]:
         return read_yaml(self.config_file)
@@ -128,10 +134,10 @@ class HermesHome:
     ) -> None:
         """Sets the required values, and the defaults where nothing is set. Keeps the rest."""
         config = self.read_config()
-        before = _dump(config)
-        _merge(config, required, replace=True)
-        _merge(config, defaults or {}, replace=False)
-        after = _dump(config)
+        before = dump_yaml(config)
+        merge(config, required, replace=True)
+        merge(config, defaults or {}, replace=False)
+        after = dump_yaml(config)
         if after != before or not self.config_file.exists():
             write_atomically(self.config_file, after)
 
@@ -148,14 +154,14 @@ class HermesHome:
         else:
             return
         if names is not present:
-            _merge(config, {path[0]: {path[1]: names}}, replace=True)
-        write_atomically(self.config_file, _dump(config))
+            merge(config, {path[0]: {path[1]: names}}, replace=True)
+        write_atomically(self.config_file, dump_yaml(config))
 
     def set_model(self, block: Mapping[str, Any]) -> None:
         """Replaces the whole `model:` block, so that no key of another provider is left."""
         config = self.read_config()
         config["model"] = dict(block)
-        write_atomically(self.config_file, _dump(config))
+        write_atomically(self.config_file, dump_yaml(config))
         self._stamp(model=_fingerprint(block))
 
     def foreign_model(self) -> Mapping[str, Any] | None:
@@ -184,7 +190,7 @@ class HermesHome:
         A server that the user added or changed stays as it is.
         """
         config = self.read_config()
-        before = _dump(config)
+        before = dump_yaml(config)
         present = config.setdefault("mcp_servers", {})
         if not isinstance(present, MutableMapping):
             present = config["mcp_servers"] = {}
@@ -197,7 +203,7 @@ class HermesHome:
         present.update(added)
         if not ours and not added:
             return
-        after = _dump(config)
+        after = dump_yaml(config)
         if after != before:
             write_atomically(self.config_file, after)
         self._stamp(mcp_servers={name: _fingerprint(server) for name, server in added.items()})
@@ -275,6 +281,15 @@ class HermesHome:
                 )
 
 
+def _open_lock(path: Path) -> int:
+    """The agent's tools can write to Hermes's folder: a link or a pipe there is not opened."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o600)
+    except OSError as error:
+        raise StartError(f"cannot lock {path}: {error.strerror}", "remove that file") from error
+
+
 def _env_line(name: str, value: str) -> str:
     """Quotes the value if needed: a bare one ends at ` #` and must not begin with a quote."""
     if re.fullmatch(r"[\w.~+/=:@%-]*", value, re.ASCII):
@@ -283,7 +298,8 @@ def _env_line(name: str, value: str) -> str:
     return f"{name}='{escaped}'\n"
 
 
-def _merge(target: MutableMapping[str, Any], changes: Mapping[str, Any], *, replace: bool) -> None:
+def merge(target: MutableMapping[str, Any], changes: Mapping[str, Any], *, replace: bool) -> None:
+    """Adds the changes at every depth. Without `replace`, what is set stays."""
     for key, value in changes.items():
         present = target.get(key)
         if isinstance(value, Mapping):
@@ -291,7 +307,7 @@ def _merge(target: MutableMapping[str, Any], changes: Mapping[str, Any], *, repl
                 if present is not None and not replace:
                     continue
                 present = target[key] = {}
-            _merge(present, value, replace=replace)
+            merge(present, value, replace=replace)
         elif replace or present is None:
             target[key] = _plain(value)
 
@@ -315,7 +331,8 @@ def _load(text: str) -> Any:
     return config
 
 
-def _dump(config: Mapping[str, Any]) -> str:
+def dump_yaml(config: Mapping[str, Any]) -> str:
+    """The mapping as YAML, with the comments that it was read with."""
     yaml = YAML()
     yaml.width = 4096
     stream = io.StringIO()

@@ -19,6 +19,7 @@ from molecule_hermes.hermes.credentials import public_environment
 from molecule_hermes.hermes.detached import DetachedProcess
 from molecule_hermes.hermes.gateway_log import GatewayLog
 from molecule_hermes.hermes.home import HermesHome
+from molecule_hermes.hermes.pid_record import PidRecord
 from molecule_hermes.hermes.process_tree import (
     descendants,
     die_with_parent,
@@ -54,8 +55,8 @@ class Gateway:
     """The `hermes gateway` process: started on enter, restarted when it dies, stopped on exit.
 
     With `keep`, it is not stopped on exit, nor when this process is killed, and one that runs
-    already is adopted on enter. `on_change` receives a line for the terminal whenever Hermes is
-    restarted.
+    already is adopted on enter. `record` says which one that is, if not Hermes itself does.
+    `on_change` receives a line for the terminal whenever Hermes is restarted.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Gateway:
         environ: Mapping[str, str],
         handover: Handover | None = None,
         command: Sequence[str] = COMMAND,
+        record: PidRecord | None = None,
         keep: bool = False,
         max_restarts: int = 5,
         restart_window: float = 300.0,
@@ -80,6 +82,7 @@ class Gateway:
         self.handover = handover or Handover()
         """Sent to each new process over its standard input."""
         self._command = command
+        self._record = record
         self._keep = keep
         self._max_restarts = max_restarts
         self._restart_window = restart_window
@@ -89,6 +92,8 @@ class Gateway:
         self._on_change = on_change
         self.hasten = asyncio.Event()
         """Set to kill Hermes on exit instead of waiting for it."""
+        self.leaves = keep
+        """Whether Hermes goes on when this is exited."""
         self.restarts = 0
         self._check: Check | None = None
         self.has_served = False
@@ -138,11 +143,14 @@ class Gateway:
     @property
     def adoptable(self) -> int | None:
         """The process id of a running gateway that this one would adopt."""
-        return self.home.running_gateway() if self._keep else None
+        return self._running() if self._keep else None
+
+    def _running(self) -> int | None:
+        return self.home.running_gateway() if self._record is None else self._record.read()
 
     def require_alone(self) -> None:
         """Raises `StartError` if a gateway already runs on this folder; a second one would exit."""
-        if (pid := self.home.running_gateway()) and not self._keep:
+        if (pid := self._running()) and not self._keep:
             raise StartError(
                 f"a Hermes gateway (pid {pid}) already runs on {self.home.path}",
                 f"stop it (kill {supervisor_of(pid)}), use it with `molecule-hermes serve`, choose "
@@ -152,6 +160,8 @@ class Gateway:
 
     async def __aenter__(self) -> Self:
         self.require_alone()
+        self.has_served = False
+        self._deaths.clear()
         self._stack.enter_context(self._log)
         if pid := self.adoptable:
             self._process = DetachedProcess(pid)
@@ -166,7 +176,7 @@ class Gateway:
             self._supervisor.cancel()
             with contextlib.suppress(asyncio.CancelledError, StartError):
                 await self._supervisor
-        if not self._keep:
+        if not self.leaves:
             await self._stop()
         self._stack.close()
 
@@ -184,6 +194,7 @@ class Gateway:
                 env=environ,
                 cwd=self.home.path,
             )
+            self._note(self._process.pid)
             return
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
@@ -197,7 +208,12 @@ class Gateway:
             start_new_session=True,
             preexec_fn=die_with_parent,
         )
+        self._note(self._process.pid)
         await self._hand_over(self._process)
+
+    def _note(self, pid: int) -> None:
+        if self._record is not None:
+            self._record.write(pid)
 
     async def _hand_over(self, process: asyncio.subprocess.Process) -> None:
         if process.stdin is None:

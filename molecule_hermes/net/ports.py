@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import secrets
 import socket
+from collections.abc import Collection
 
 import psutil
 
 from molecule_hermes.errors import StartError
 
-__all__ = ["bind", "cannot_listen", "listens", "port_owner", "require_free_port", "socket_family"]
+__all__ = [
+    "bind",
+    "cannot_listen",
+    "choose_port",
+    "listens",
+    "port_owner",
+    "require_free_port",
+    "socket_family",
+]
+
+_FIRST, _LAST = 20_000, 31_999
+"""Below the ports that Linux gives to processes that ask for any."""
 
 
 def socket_family(host: str) -> socket.AddressFamily:
@@ -24,6 +38,26 @@ def bind(unbound: socket.socket, host: str, port: int, variable: str, example: s
     except OSError as error:
         unbound.close()
         raise cannot_listen(error, host, port, variable, example) from error
+
+
+def choose_port(host: str, taken: Collection[int]) -> int:
+    """A port that is free, but for these; not one that the kernel gives to somebody else."""
+    ports = range(_FIRST, _LAST + 1)
+    start: int = secrets.randbelow(len(ports))
+    for port in itertools.chain(ports[start:], ports[:start]):
+        if port not in taken and _is_free(host, port):
+            return port
+    raise StartError(f"no port from {_FIRST} to {_LAST} is free on {host}", "stop some processes")
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket(socket_family(host), socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
 
 
 def require_free_port(host: str, port: int, variable: str, example: str) -> None:

@@ -1,0 +1,214 @@
+"""Workers with folders of their own below STATE_DIR: their addresses, secrets and files."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+from pydantic import SecretStr
+
+from molecule_hermes.agents.connections import create_transport
+from molecule_hermes.config import AgentConfig, PeerConfig, Settings
+from molecule_hermes.errors import StartError
+from molecule_hermes.hermes.credentials import Credentials
+from molecule_hermes.hermes.fleet import WorkerKey
+from molecule_hermes.hermes.home import HermesHome, write_atomically
+from molecule_hermes.hermes.model_choice import ModelChoice
+from molecule_hermes.hermes.pid_record import PidRecord
+from molecule_hermes.hermes.process import Gateway
+from molecule_hermes.hermes.providers import keys_that_are_set
+from molecule_hermes.hermes.worker import Worker, WorkerPlan
+from molecule_hermes.hermes.worker_home import PLANTED, WorkerHome, template_variables
+from molecule_hermes.net.ports import choose_port
+from molecule_hermes.plugin.handover import Handover
+from molecule_hermes.text import safe_name
+from molecule_hermes.turns.features import TransportName
+
+__all__ = ["ManagedWorkers", "Whose"]
+
+_HOST = "127.0.0.1"
+_RECORD = "worker.json"
+_PROCESS = "gateway.json"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Whose:
+    """The agent and the peer of a worker, and the model that it gets."""
+
+    agent: AgentConfig
+    peer: PeerConfig | None
+    model: ModelChoice | None
+    """None: that of the template's own config.yaml."""
+
+
+class ManagedWorkers:
+    """`template` is the operator's Hermes folder."""
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        template: HermesHome,
+        transport: TransportName,
+        say: Say,
+    ) -> None:
+        self._environ = environ
+        self._template = template
+        self._transport: TransportName = transport
+        self._say = say
+        self._master = secrets.token_bytes(32)
+
+    def make(
+        self, key: WorkerKey, whose: Whose, settings: Settings, taken: Collection[int]
+    ) -> Worker:
+        """`taken` are the ports of the other workers. Raises `StartError`."""
+        folder = settings.state_dir.absolute() / "workers" / folder_name(key)
+        own = self._settings(folder, whose.agent, settings, _ports(folder, key, taken, settings))
+        gateway = Gateway(
+            HermesHome(own.home),
+            folder / "hermes-gateway.log",
+            environ=self._environ,
+            record=PidRecord(folder / _PROCESS),
+            keep=settings.keep_worker,
+            max_restarts=settings.max_restarts,
+            restart_window=settings.restart_window,
+            on_change=partial(self._report, key),
+        )
+        credentials = self._credentials(folder.name, settings)
+        home = WorkerHome(
+            whose.agent, whose.peer, self._template, own, whose.model, folder / "work"
+        )
+        plan = WorkerPlan(
+            settings=own,
+            environ=self._environ,
+            credentials=credentials,
+            transport=self._transport,
+            prepare=partial(self._prepare, folder, home, credentials),
+            lock=folder / "lock",
+            origin=whose,
+            eager=whose.peer is None,
+        )
+        transport = create_transport(self._transport, own, credentials, patient=True)
+        return Worker(plan, gateway, transport, partial(self._report, key))
+
+    def kept(self, settings: Settings) -> list[WorkerKey]:
+        """Whose workers an earlier bridge has left running."""
+        if not settings.keep_worker:
+            return []
+        records = sorted((settings.state_dir / "workers").glob(f"*/{_RECORD}"))
+        running = (r for r in records if PidRecord(r.with_name(_PROCESS)).read() is not None)
+        return [known.key for record in running if (known := _Record.read(record))]
+
+    def _report(self, key: WorkerKey, line: str) -> None:
+        self._say(f"  {key}: {line}")
+
+    def _settings(
+        self, folder: Path, agent: AgentConfig, settings: Settings, ports: tuple[int, int]
+    ) -> Settings:
+        """The settings with the worker's folder and addresses."""
+        plugin, api = ports
+        prompt = settings.system_prompt if agent.system_prompt is None else agent.system_prompt
+        return settings.model_copy(
+            update={
+                "hermes_home": folder / "home",
+                "hermes_api_base": f"http://{_HOST}:{api}/v1",
+                "platform_host": _HOST,
+                "platform_port": plugin,
+                "callback_port": 0,
+                "system_prompt": prompt,
+            }
+        )
+
+    def _credentials(self, name: str, settings: Settings) -> Credentials:
+        """Of this worker alone. With lasting secrets they are the same at each start."""
+        return Credentials(
+            api_key=self._derive(settings.api_server_key, f"api:{name}"),
+            secret=self._derive(settings.shared_secret, f"plugin:{name}"),
+        )
+
+    def _derive(self, given: SecretStr | None, purpose: str) -> str:
+        master = given.get_secret_value().encode() if given is not None else self._master
+        return hmac.new(master, purpose.encode(), hashlib.sha256).hexdigest()
+
+    def _prepare(self, folder: Path, home: WorkerHome, credentials: Credentials) -> Handover:
+        """Makes the folders, and says what the next Hermes is started with."""
+        for path in (folder, folder / "home", home.work):
+            _make_folder(path)
+        agent = home.agent
+        known = template_variables(self._template)
+        environ = {name: self._environ[name] for name in keys_that_are_set(self._environ)}
+        own = {name: value.get_secret_value() for name, value in agent.env.items()}
+        return Handover(
+            secret=credentials.secret,
+            api_key=credentials.api_key,
+            callbacks=(home.settings.callback_address,),
+            environ={**environ, **known, **own},
+            files=home.files(),
+            remove=PLANTED,
+        )
+
+
+def folder_name(key: WorkerKey) -> str:
+    """Different for different keys, also on a file system that ignores case."""
+    if key.peer is None:
+        return key.agent
+    digest = hashlib.sha256(key.peer.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{key.agent}@{safe_name(key.peer, 'anonymous')[:40]}-{digest}"
+
+
+def _make_folder(path: Path) -> None:
+    """The agent can write to the parent of none of them, so no link can be in the way."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartError(
+            f"cannot create the folder {path}: {error.strerror}",
+            "set MOLECULE_HERMES_STATE_DIR to a folder that you can write to",
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What another bridge needs to find a kept worker again."""
+
+    key: WorkerKey
+    plugin: int
+    api: int
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        try:
+            known = json.loads(path.read_text())
+            agent, peer = known["key"]
+            key = WorkerKey(str(agent), None if peer is None else str(peer))
+            return cls(key, int(known["plugin"]), int(known["api"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write(self, path: Path) -> None:
+        write_atomically(path, json.dumps(asdict(self)))
+
+
+def _ports(
+    folder: Path, key: WorkerKey, taken: Collection[int], settings: Settings
+) -> tuple[int, int]:
+    """The ports of the plugin and of the API. A kept Hermes has those of its start."""
+    path = folder / _RECORD
+    if not settings.keep_worker:
+        plugin = choose_port(_HOST, taken)
+        return plugin, choose_port(_HOST, {*taken, plugin})
+    record = _Record.read(path)
+    if record is None or PidRecord(folder / _PROCESS).read() is None:
+        plugin = choose_port(_HOST, taken)
+        record = _Record(key, plugin, choose_port(_HOST, {*taken, plugin}))
+        _make_folder(folder)
+        record.write(path)
+    return record.plugin, record.api

@@ -1,0 +1,211 @@
+"""The workers of the agents that this bridge runs: whose they are, and what they are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import get_args
+
+from molecule_hermes.agents.connections import create_transport
+from molecule_hermes.agents.fleet_transport import FleetTransport
+from molecule_hermes.agents.managed import ManagedWorkers, Whose
+from molecule_hermes.config import AgentConfig, Configuration, Settings, isolation_of
+from molecule_hermes.errors import ConfigError, Unreachable
+from molecule_hermes.hermes.credentials import Credentials, create_handover
+from molecule_hermes.hermes.fleet import Fleet, State, WorkerKey
+from molecule_hermes.hermes.home import HermesHome
+from molecule_hermes.hermes.model_choice import ModelChoice, choose_model
+from molecule_hermes.hermes.process import Gateway
+from molecule_hermes.hermes.worker import Worker, WorkerPlan
+from molecule_hermes.telemetry.metrics import Metrics
+from molecule_hermes.turns.features import TransportName
+from molecule_hermes.wire import MAIN_AGENT
+
+__all__ = ["MainHermes", "Workers"]
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class MainHermes:
+    """The Hermes of HERMES_HOME: the main agent's worker, if all peers share that agent. To all
+    other workers its folder is a template."""
+
+    home: HermesHome
+    credentials: Credentials
+    model: ModelChoice
+    model_is_users: bool
+    """Whether the model is the one in the folder's own config.yaml."""
+    gateway: Gateway
+    """Not started."""
+
+
+class Workers:
+    """Knows the configuration. `fleet` is opened and closed by its owner."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        configuration: Configuration,
+        main: MainHermes,
+        transport: TransportName,
+        *,
+        environ: Mapping[str, str],
+        say: Say,
+    ) -> None:
+        self._settings = settings
+        self._configuration = configuration
+        self._environ = environ
+        self._main = main
+        self._transport: TransportName = transport
+        self._say = say
+        self.fleet: Fleet[Worker] = Fleet(
+            self._make,
+            self._origin,
+            max_workers=settings.max_workers,
+            idle=settings.worker_idle,
+        )
+        self._managed = ManagedWorkers(environ, main.home, transport, say)
+        self._models = models_of(settings, configuration, main, environ)
+
+    # Agents.
+
+    def transport_of(self, agent: AgentConfig) -> FleetTransport:
+        name = agent.name
+        check = partial(self._check, name)
+        return FleetTransport(self.fleet, partial(self.key, name), self._transport, check)
+
+    def key(self, agent: str, peer: str) -> WorkerKey:
+        return WorkerKey(agent, peer if self.is_kept_apart(agent) else None)
+
+    def is_kept_apart(self, agent: str) -> bool:
+        """Whether each peer of the agent has a worker of its own."""
+        config = self._configuration.agents[agent]
+        peers = len(self._settings.peer_tokens)
+        return isolation_of(config, self._settings, peers=peers) == "peer"
+
+    @property
+    def eager(self) -> list[WorkerKey]:
+        """The workers to start at once, one of the default agent's first.
+
+        If each peer has its own, the default agent's is started for one of them: if that fails,
+        it is better to know at once.
+        """
+        managed = [name for name, a in self._configuration.agents.items() if a.hermes is None]
+        default = self._configuration.default
+        keys = [WorkerKey(name) for name in managed if not self.is_kept_apart(name)]
+        if default in managed and self.is_kept_apart(default):
+            keys.append(WorkerKey(default, next(iter(self._settings.peer_tokens), "")))
+        return sorted(keys, key=lambda key: key.agent != default)
+
+    @property
+    def kept(self) -> list[WorkerKey]:
+        """The workers that an earlier bridge has left running."""
+        return [key for key in self._managed.kept(self._settings) if self._is_wanted(key)]
+
+    def hasten(self) -> None:
+        """Has workers killed instead of waited for, when they are stopped."""
+        for worker in self.fleet.workers:
+            worker.gateway.hasten.set()
+
+    def measure(self, metrics: Metrics) -> None:
+        """Adds figures about the workers. They name no peer."""
+
+        def restarts() -> int:
+            return sum(worker.gateway.restarts for worker in self.fleet.workers)
+
+        def watch(state: State) -> None:
+            name, text = f"workers_{state}", f"Hermes processes that are {state}"
+            metrics.watch(name, text, lambda: self.fleet.states().count(state))
+
+        metrics.watch("hermes_restarts", "Restarts of Hermes so far", restarts)
+        for state in get_args(State):
+            watch(state)
+
+    def configure(self, settings: Settings, configuration: Configuration) -> None:
+        """Takes a new configuration. Workers whose agent has changed are replaced when idle.
+
+        Raises `ConfigError`, and then changes nothing.
+        """
+        self._models = models_of(settings, configuration, self._main, self._environ)
+        self._settings, self._configuration = settings, configuration
+        self.fleet.revise()
+
+    async def _check(self, agent: str) -> None:
+        """Raises the `TurnFailure` that a new turn of the agent would end with now."""
+        if not self.is_kept_apart(agent):
+            await self.fleet.worker(WorkerKey(agent)).check()
+        elif (failure := self.fleet.failure(agent)) is not None:
+            raise Unreachable(f"a worker did not start: {failure.message}", hint=failure.hint)
+
+    # Workers.
+
+    def _origin(self, key: WorkerKey) -> Whose:
+        """Raises `KeyError` if nobody needs the worker any more."""
+        agent = self._configuration.agents[key.agent]
+        if agent.hermes is not None or self.is_kept_apart(key.agent) is (key.peer is None):
+            raise KeyError(key)
+        peer = None if key.peer is None else self._configuration.peer(key.peer)
+        return Whose(agent, peer, self._models[agent.name])
+
+    def _is_wanted(self, key: WorkerKey) -> bool:
+        try:
+            self._origin(key)
+        except KeyError:
+            return False
+        return True
+
+    def _make(self, key: WorkerKey) -> Worker:
+        whose = self._origin(key)
+        if key == WorkerKey(MAIN_AGENT):
+            return self._make_main(whose)
+        taken = {port for worker in self.fleet.workers for port in worker.ports}
+        return self._managed.make(key, whose, self._settings, taken)
+
+    def _make_main(self, whose: Whose) -> Worker:
+        settings, main = self._settings, self._main
+        isolated = settings.has_several_peers and not settings.shared_memory
+        plan = WorkerPlan(
+            settings=settings,
+            environ=self._environ,
+            credentials=main.credentials,
+            transport=self._transport,
+            prepare=lambda: create_handover(
+                settings, main.credentials, self._environ, isolated=isolated
+            ),
+            origin=whose,
+        )
+        transport = create_transport(self._transport, settings, main.credentials, patient=True)
+        return Worker(plan, main.gateway, transport, self._say)
+
+
+def models_of(
+    settings: Settings, configuration: Configuration, main: MainHermes, environ: Mapping[str, str]
+) -> dict[str, ModelChoice | None]:
+    """The model of each agent; None is that of the template's own config.yaml.
+
+    Raises `ConfigError` if no key fits a model that an agent names.
+    """
+    default = None if main.model_is_users else main.model
+    return {
+        agent.name: _model_of(agent, settings, default, {**environ, **main.home.read_env()})
+        for agent in configuration.agents.values()
+        if agent.hermes is None
+    }
+
+
+def _model_of(
+    agent: AgentConfig, settings: Settings, default: ModelChoice | None, keys: Mapping[str, str]
+) -> ModelChoice | None:
+    if not agent.model and not agent.env:
+        return default
+    own = {name: value.get_secret_value() for name, value in agent.env.items()}
+    if agent.model:
+        settings = settings.model_copy(
+            update={"inference_model": agent.model, "inference_provider": ""}
+        )
+    try:
+        return choose_model(settings, {**keys, **own}) or default
+    except ConfigError as error:
+        raise ConfigError(f"agents.{agent.name}: {error.message}", error.hint) from error

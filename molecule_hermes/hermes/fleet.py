@@ -1,0 +1,391 @@
+"""The workers of a bridge: started when a turn needs them, stopped when nothing of them lives.
+
+The fleet knows a worker only through `Member`. What starts, replaces or stops a worker holds the
+lock of its seat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+
+from molecule_hermes.errors import Draining, StartError, TurnFailure, Unreachable
+
+__all__ = ["Fleet", "Lease", "Member", "State", "WorkerKey"]
+
+logger = logging.getLogger(__name__)
+
+State = Literal["stopped", "starting", "ready", "stopping", "failed"]
+
+_LONGEST_PAUSE = 15.0
+_HINT = "try again; its operator finds the reason in the log and at /readyz"
+_STARTS = 2
+"""A start can fail because another process took a port: the next worker has other ports."""
+
+
+class WorkerKey(NamedTuple):
+    """Whose worker it is. Without a peer, all peers of the agent share it."""
+
+    agent: str
+    peer: str | None = None
+
+    def __str__(self) -> str:
+        return self.agent if self.peer is None else f"{self.agent}@{self.peer or 'anonymous'}"
+
+
+class Member(Protocol):
+    """A worker, as the fleet sees it."""
+
+    @property
+    def plan(self) -> object:
+        """What it was made from. A worker whose plan has changed is replaced when it is idle."""
+
+    @property
+    def eager(self) -> bool:
+        """Whether it is never stopped for want of work."""
+
+    async def open(self) -> None:
+        """Prepares what outlives the process. Called once, before the first start."""
+
+    async def close(self) -> None: ...
+
+    async def start(self) -> None:
+        """Returns when turns can run. Raises `StartError`."""
+
+    async def stop(self) -> None: ...
+
+    async def leave(self) -> None:
+        """Ends what belongs to this bridge; a worker that is kept goes on."""
+
+    async def has_jobs(self) -> bool:
+        """Whether something of the agent lives without a turn."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """For operators."""
+
+
+W = TypeVar("W", bound=Member)
+
+
+@dataclass(eq=False)
+class _Seat(Generic[W]):
+    """A worker's place in the fleet."""
+
+    key: WorkerKey
+    worker: W
+    used: float
+    state: State = "stopped"
+    leases: int = 0
+    opened: bool = False
+    failure: StartError | None = None
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    starting: asyncio.Task[None] | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self.state in ("starting", "ready", "stopping")
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.leases and not self.changing.locked()
+
+    @property
+    def may_stop(self) -> bool:
+        return self.state == "ready" and self.is_idle and not self.worker.eager
+
+
+class Lease(Generic[W]):
+    """A turn's claim on a worker: while it is held, the worker is not stopped."""
+
+    def __init__(self, fleet: Fleet[W], seat: _Seat[W]) -> None:
+        self._fleet = fleet
+        self._seat = seat
+
+    @property
+    def is_ready(self) -> bool:
+        return self._seat.state == "ready"
+
+    async def ready(self) -> W:
+        """The worker, once it takes turns. Raises a `TurnFailure`."""
+        await self._fleet._ensure(self._seat)
+        return self._seat.worker
+
+
+class Fleet(Generic[W]):
+    """`async with` it. On exit all workers are stopped.
+
+    `make` creates the worker of a key without starting anything. `plan_of` says what it would be
+    made from now, and raises `KeyError` if the key's agent is gone.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[WorkerKey], W],
+        plan_of: Callable[[WorkerKey], object],
+        *,
+        max_workers: int = 16,
+        idle: float = 900.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._make = make
+        self._plan_of = plan_of
+        self._max_workers = max_workers
+        self._idle = idle
+        self._clock = clock
+        self._seats: dict[WorkerKey, _Seat[W]] = {}
+        self._changed = asyncio.Condition()
+        self._next = asyncio.Lock()
+        """Those that wait for room get it in the order in which they came."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        self._spawn(self._sweep())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._closed = True
+        await self._cancel_tasks()
+        await asyncio.gather(*(self._dismiss(s, leave=True) for s in self._seats.values()))
+        await self._cancel_tasks()
+
+    async def _cancel_tasks(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # Workers.
+
+    def __len__(self) -> int:
+        """The workers that run."""
+        return sum(seat.runs for seat in self._seats.values())
+
+    @property
+    def workers(self) -> list[W]:
+        return [seat.worker for seat in self._seats.values()]
+
+    def worker(self, key: WorkerKey) -> W:
+        """The worker of the key, which may not run."""
+        return self._seat(key).worker
+
+    def failure(self, agent: str) -> StartError | None:
+        """Why no worker of the agent could be started, although one was needed."""
+        seats = [seat for seat in self._seats.values() if seat.key.agent == agent]
+        if any(seat.state == "ready" for seat in seats):
+            return None
+        return next((seat.failure for seat in seats if seat.failure), None)
+
+    def states(self) -> list[State]:
+        return [seat.state for seat in self._seats.values()]
+
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """What operators see of each worker, by name."""
+        return {str(seat.key): self._describe(seat) for seat in self._seats.values()}
+
+    def _describe(self, seat: _Seat[W]) -> dict[str, Any]:
+        reason = {"reason": str(seat.failure)} if seat.failure else {}
+        return {"state": seat.state, "turns": seat.leases, **reason, **seat.worker.describe()}
+
+    @asynccontextmanager
+    async def lease(self, key: WorkerKey) -> AsyncGenerator[Lease[W], None]:
+        """Keeps the worker from being stopped. `Lease.ready` starts it."""
+        if self._closed:
+            raise Draining()
+        seat = self._seat(key)
+        seat.leases += 1
+        try:
+            yield Lease(self, seat)
+        finally:
+            seat.leases -= 1
+            seat.used = self._clock()
+            self._tell_waiters()
+
+    async def start(self, key: WorkerKey) -> None:
+        """Starts the worker if it does not run. Raises `StartError`."""
+        await asyncio.shield(self._starting(self._seat(key)))
+
+    def start_soon(self, key: WorkerKey) -> None:
+        """Starts the worker in the background; `failure` tells if that did not work."""
+        self._starting(self._seat(key))
+
+    def revise(self) -> None:
+        """Has workers replaced whose plan has changed, and stopped whose agent is gone, each as
+        soon as it is idle. Those that are not eager are replaced when they are needed."""
+        for seat in list(self._seats.values()):
+            try:
+                outdated = self._plan_of(seat.key) != seat.worker.plan
+            except KeyError:
+                self._spawn(self._retire(seat))
+                continue
+            if outdated and seat.worker.eager:
+                self._spawn(self._restart_when_idle(seat))
+
+    def _seat(self, key: WorkerKey) -> _Seat[W]:
+        if key not in self._seats:
+            self._seats[key] = _Seat(key, self._make(key), self._clock())
+        return self._seats[key]
+
+    # Starting.
+
+    async def _ensure(self, seat: _Seat[W]) -> None:
+        """Returns when the worker takes turns. A start goes on when the turn is given up."""
+        if seat.state == "ready" and not (seat.leases == 1 and self._is_outdated(seat)):
+            return
+        starting = self._starting(seat)
+        try:
+            await asyncio.shield(starting)
+        except StartError as error:
+            # The reason names folders and quotes the log, which is for operators only.
+            raise Unreachable("the agent could not be started", hint=_HINT) from error
+        except asyncio.CancelledError:
+            if starting.cancelled():
+                raise Draining() from None
+            raise
+
+    def _starting(self, seat: _Seat[W]) -> asyncio.Task[None]:
+        if seat.starting is None or seat.starting.done():
+            seat.starting = self._spawn(self._start(seat))
+        return seat.starting
+
+    async def _start(self, seat: _Seat[W]) -> None:
+        async with seat.changing:
+            if seat.leases <= 1 and self._is_outdated(seat):
+                await self._replace(seat)
+            for attempt in range(1, _STARTS + 1):
+                if seat.state == "ready":
+                    return
+                try:
+                    await self._start_once(seat)
+                except StartError as error:
+                    seat.failure = error
+                    logger.warning("worker %s did not start: %s", seat.key, error)
+                    if attempt == _STARTS or seat.worker.eager:
+                        raise
+                    await self._replace(seat)
+
+    async def _start_once(self, seat: _Seat[W]) -> None:
+        await self._take_room(seat)
+        try:
+            if not seat.opened:
+                seat.opened = True
+                await seat.worker.open()
+            await seat.worker.start()
+        except BaseException:
+            await self._halt(seat, "failed")
+            raise
+        seat.state, seat.failure, seat.used = "ready", None, self._clock()
+
+    async def _take_room(self, seat: _Seat[W]) -> None:
+        """Waits until one more worker may run; stops one without work for it."""
+        async with self._next, self._changed:
+            while len(self) >= self._max_workers:
+                if (victim := await self._idlest()) is None:
+                    await self._changed.wait()
+                else:
+                    logger.info("worker %s makes room for %s", victim.key, seat.key)
+                    await self._stop_if_idle(victim)
+            seat.state = "starting"
+
+    async def _idlest(self) -> _Seat[W] | None:
+        """The worker without work that was used longest ago."""
+        for seat in sorted(self._seats.values(), key=lambda each: each.used):
+            if seat.may_stop and not await self._has_jobs(seat):
+                return seat
+        return None
+
+    def _is_outdated(self, seat: _Seat[W]) -> bool:
+        try:
+            return seat.worker.plan != self._plan_of(seat.key)
+        except KeyError:  # its last turns end with it
+            return False
+
+    # Stopping.
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(min(self._idle / 4, _LONGEST_PAUSE))
+            for seat in list(self._seats.values()):
+                if self._clock() - seat.used < self._idle:
+                    continue
+                if seat.may_stop and not await self._has_jobs(seat):
+                    logger.info("worker %s is stopped, because it has nothing to do", seat.key)
+                    await self._stop_if_idle(seat)
+                elif not seat.runs and seat.is_idle:
+                    await self._forget(seat)
+
+    async def _has_jobs(self, seat: _Seat[W]) -> bool:
+        try:
+            return await seat.worker.has_jobs()
+        except TurnFailure:
+            return True  # it is being restarted
+
+    async def _stop_if_idle(self, seat: _Seat[W]) -> None:
+        if seat.may_stop:
+            async with seat.changing:
+                await self._halt(seat, "stopped")
+
+    async def _restart_when_idle(self, seat: _Seat[W]) -> None:
+        await self._until_idle(seat)
+        with contextlib.suppress(StartError):  # `failure` tells
+            await asyncio.shield(self._starting(seat))
+
+    async def _retire(self, seat: _Seat[W]) -> None:
+        await self._until_idle(seat)
+        await self._forget(seat)
+
+    async def _until_idle(self, seat: _Seat[W]) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: seat.is_idle)
+
+    async def _forget(self, seat: _Seat[W]) -> None:
+        async with seat.changing:
+            await self._dismiss(seat)
+        if self._seats.get(seat.key) is seat and not seat.leases:
+            del self._seats[seat.key]
+
+    async def _replace(self, seat: _Seat[W]) -> None:
+        """Gives the seat a new worker."""
+        await self._dismiss(seat)
+        seat.worker = self._make(seat.key)
+
+    async def _dismiss(self, seat: _Seat[W], *, leave: bool = False) -> None:
+        if seat.state in ("starting", "ready"):
+            await self._halt(seat, "stopped", leave=leave)
+        if seat.opened:
+            seat.opened = False
+            await seat.worker.close()
+
+    async def _halt(self, seat: _Seat[W], state: State, *, leave: bool = False) -> None:
+        seat.state = "stopping"
+        try:
+            await (seat.worker.leave() if leave else seat.worker.stop())
+        except Exception:
+            logger.exception("worker %s could not be stopped", seat.key)
+        finally:
+            seat.state = state
+            self._tell_waiters()
+
+    def _tell_waiters(self) -> None:
+        async def tell() -> None:
+            async with self._changed:
+                self._changed.notify_all()
+
+        self._spawn(tell())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name="fleet")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # its waiters may be gone
