@@ -15,10 +15,12 @@ from molecule_hermes.cli.progress import progress
 from molecule_hermes.client.connection import connect, fetch_card, message
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import AuthFailure, BridgeError, StartError, TurnFailure, Unreachable
+from molecule_hermes.hermes.confinement import missing, require_confinement
 from molecule_hermes.hermes.credentials import known_credentials
 from molecule_hermes.hermes.diagnosis import diagnose_running
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.net.ports import listens, port_owner
+from molecule_hermes.plugin import landlock
 from molecule_hermes.text import is_loopback
 from molecule_hermes.transports.chat.transport import ChatTransport
 from molecule_hermes.transports.plugin.client import CallbackRefused
@@ -55,6 +57,7 @@ async def examine(
         "python": _python,
         "packages": _packages,
         "folder": lambda: _folder(settings),
+        "confine": lambda: _confine(settings),
         "ports": lambda: _ports(settings, url),
         "hermes": lambda: _hermes(settings),
         "key": lambda: _key(settings, url),
@@ -111,6 +114,16 @@ async def _folder(settings: Settings) -> str:
     home.read_config()
     pid = home.running_gateway()
     return f"{home.path}" + (f", in use by a gateway (pid {pid})" if pid else "")
+
+
+async def _confine(settings: Settings) -> str:
+    """Fails only if `up` would not start. What cannot be enforced is told in any case."""
+    if settings.confine == "off":
+        return "Hermes and its tools are not confined (MOLECULE_HERMES_CONFINE=off)"
+    if settings.confine == "require":
+        require_confinement()
+    held = "in part" if (lacks := missing()) else "files, ports, signals and other processes"
+    return " ".join([f"{held} (Landlock {landlock.abi()}).", *lacks, "Never:", *landlock.limits()])
 
 
 async def _ports(settings: Settings, url: str) -> str:

@@ -15,6 +15,7 @@ from typing import Self
 
 from molecule_hermes.backoff import Backoff
 from molecule_hermes.errors import StartError, TurnFailure, Unreachable
+from molecule_hermes.hermes.confinement import uses_user_site
 from molecule_hermes.hermes.credentials import public_environment
 from molecule_hermes.hermes.detached import DetachedProcess
 from molecule_hermes.hermes.gateway_log import GatewayLog
@@ -36,8 +37,9 @@ logger = logging.getLogger(__name__)
 
 COMMAND = (
     sys.executable,
-    # Do not import from the current folder: it is Hermes's, and tools can write to it.
-    "-P",
+    # Do not import from the current folder, nor from ~/.local: tools can write to both, as a
+    # confined Hermes has a home of its own.
+    *(("-P",) if uses_user_site() else ("-P", "-s")),
     *("-m", "molecule_hermes.plugin.launcher"),
     *("hermes", "gateway", "run"),
 )

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
-from molecule_hermes.plugin import hermes_api
-from molecule_hermes.plugin.handover import Handover, HandoverError, receive
+from molecule_hermes.plugin import hermes_api, home_files, landlock
+from molecule_hermes.plugin.handover import Confinement, Handover, HandoverError, receive
 from molecule_hermes.plugin.hardening import forbid_inspection
 from molecule_hermes.plugin.settings import API_KEY, PLATFORM, SECRETS
 
@@ -30,10 +31,41 @@ def main() -> int:
         sys.stderr.write(f"molecule-hermes: {error}; start Hermes with `molecule-hermes up`\n")
         return 2
     _close_standard_input()
+    try:
+        _confine(handover.confinement)
+        # After that, so that nothing in the folder leads them out of it.
+        _prepare_home(handover)
+    except (landlock.ConfinementError, OSError) as error:
+        sys.stderr.write(f"molecule-hermes: Hermes is not started: {error}\n")
+        return 3
     receive(handover)
     os.environ.update(handover.environ)
     sys.argv = sys.argv[1:]
     return _run(handover)
+
+
+def _confine(confinement: Confinement | None) -> None:
+    """Raises `landlock.ConfinementError`."""
+    if confinement is None:
+        return
+    # Before it is applied: what it cannot enforce may be the reason not to run.
+    lacks = landlock.unenforceable(confinement.rules)
+    if lacks and confinement.require:
+        raise landlock.ConfinementError(
+            "MOLECULE_HERMES_CONFINE=require, but this kernel cannot enforce all of the "
+            f"confinement. {' '.join(lacks)} Use a newer kernel, or MOLECULE_HERMES_CONFINE=auto"
+        )
+    for lack in landlock.confine(confinement.rules):
+        sys.stderr.write(f"molecule-hermes: not confined: {lack}\n")
+
+
+def _prepare_home(handover: Handover) -> None:
+    """Raises OSError."""
+    if not handover.remove and not handover.files:
+        return
+    home = Path(os.environ["HERMES_HOME"])
+    home_files.remove(home, handover.remove)
+    home_files.write(home, handover.files)
 
 
 def _run(handover: Handover) -> int:
