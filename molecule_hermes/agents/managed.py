@@ -16,15 +16,16 @@ from pydantic import SecretStr
 
 from molecule_hermes.agents.connections import create_transport
 from molecule_hermes.config import AgentConfig, PeerConfig, Settings
-from molecule_hermes.errors import StartError
 from molecule_hermes.hermes.credentials import Credentials
 from molecule_hermes.hermes.fleet import WorkerKey
 from molecule_hermes.hermes.home import HermesHome, write_atomically
+from molecule_hermes.hermes.home_setup import api_address
 from molecule_hermes.hermes.model_choice import ModelChoice
 from molecule_hermes.hermes.pid_record import PidRecord
 from molecule_hermes.hermes.process import Gateway
 from molecule_hermes.hermes.providers import keys_that_are_set
 from molecule_hermes.hermes.worker import Worker, WorkerPlan
+from molecule_hermes.hermes.worker_folders import WorkerFolders, make_folder
 from molecule_hermes.hermes.worker_home import PLANTED, WorkerHome, template_variables
 from molecule_hermes.net.ports import choose_port
 from molecule_hermes.plugin.handover import Handover
@@ -51,15 +52,18 @@ class Whose:
 
 
 class ManagedWorkers:
-    """`template` is the operator's Hermes folder."""
+    """`template` is the operator's Hermes folder, and `protected` what no worker may see."""
 
     def __init__(
         self,
         environ: Mapping[str, str],
         template: HermesHome,
         transport: TransportName,
+        *,
+        protected: Collection[Path],
         say: Say,
     ) -> None:
+        self._protected = protected
         self._environ = environ
         self._template = template
         self._transport: TransportName = transport
@@ -71,11 +75,12 @@ class ManagedWorkers:
     ) -> Worker:
         """`taken` are the ports of the other workers. Raises `StartError`."""
         folder = settings.state_dir.absolute() / "workers" / folder_name(key)
-        own = self._settings(folder, whose.agent, settings, _ports(folder, key, taken, settings))
+        folders = WorkerFolders.below(folder)
+        own = self._settings(folders, whose.agent, settings, _ports(folder, key, taken, settings))
         gateway = Gateway(
-            HermesHome(own.home),
+            HermesHome(folders.home),
             folder / "hermes-gateway.log",
-            environ=self._environ,
+            environ={**self._environ, **folders.environment(settings)},
             record=PidRecord(folder / _PROCESS),
             keep=settings.keep_worker,
             max_restarts=settings.max_restarts,
@@ -83,15 +88,13 @@ class ManagedWorkers:
             on_change=partial(self._report, key),
         )
         credentials = self._credentials(folder.name, settings)
-        home = WorkerHome(
-            whose.agent, whose.peer, self._template, own, whose.model, folder / "work"
-        )
+        home = WorkerHome(whose.agent, whose.peer, self._template, own, whose.model, folders.work)
         plan = WorkerPlan(
             settings=own,
             environ=self._environ,
             credentials=credentials,
             transport=self._transport,
-            prepare=partial(self._prepare, folder, home, credentials),
+            prepare=partial(self._prepare, folders, home, credentials),
             lock=folder / "lock",
             origin=whose,
             eager=whose.peer is None,
@@ -111,14 +114,18 @@ class ManagedWorkers:
         self._say(f"  {key}: {line}")
 
     def _settings(
-        self, folder: Path, agent: AgentConfig, settings: Settings, ports: tuple[int, int]
+        self,
+        folders: WorkerFolders,
+        agent: AgentConfig,
+        settings: Settings,
+        ports: tuple[int, int],
     ) -> Settings:
         """The settings with the worker's folder and addresses."""
         plugin, api = ports
         prompt = settings.system_prompt if agent.system_prompt is None else agent.system_prompt
         return settings.model_copy(
             update={
-                "hermes_home": folder / "home",
+                "hermes_home": folders.home,
                 "hermes_api_base": f"http://{_HOST}:{api}/v1",
                 "platform_host": _HOST,
                 "platform_port": plugin,
@@ -138,19 +145,25 @@ class ManagedWorkers:
         master = given.get_secret_value().encode() if given is not None else self._master
         return hmac.new(master, purpose.encode(), hashlib.sha256).hexdigest()
 
-    def _prepare(self, folder: Path, home: WorkerHome, credentials: Credentials) -> Handover:
+    def _prepare(
+        self, folders: WorkerFolders, home: WorkerHome, credentials: Credentials
+    ) -> Handover:
         """Makes the folders, and says what the next Hermes is started with."""
-        for path in (folder, folder / "home", home.work):
-            _make_folder(path)
-        agent = home.agent
-        known = template_variables(self._template)
-        environ = {name: self._environ[name] for name in keys_that_are_set(self._environ)}
+        folders.create()
+        settings, agent = home.settings, home.agent
+        keys = {name: self._environ[name] for name in keys_that_are_set(self._environ)}
         own = {name: value.get_secret_value() for name, value in agent.env.items()}
         return Handover(
             secret=credentials.secret,
             api_key=credentials.api_key,
-            callbacks=(home.settings.callback_address,),
-            environ={**environ, **known, **own},
+            callbacks=(settings.callback_address,),
+            environ={**keys, **template_variables(self._template), **own},
+            confinement=folders.confinement(
+                settings,
+                protected=self._protected,
+                readable=home.skill_folders(),
+                ports=(settings.platform_port, api_address(settings)[1]),
+            ),
             files=home.files(),
             remove=PLANTED,
         )
@@ -162,17 +175,6 @@ def folder_name(key: WorkerKey) -> str:
         return key.agent
     digest = hashlib.sha256(key.peer.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{key.agent}@{safe_name(key.peer, 'anonymous')[:40]}-{digest}"
-
-
-def _make_folder(path: Path) -> None:
-    """The agent can write to the parent of none of them, so no link can be in the way."""
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise StartError(
-            f"cannot create the folder {path}: {error.strerror}",
-            "set MOLECULE_HERMES_STATE_DIR to a folder that you can write to",
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +211,6 @@ def _ports(
     if record is None or PidRecord(folder / _PROCESS).read() is None:
         plugin = choose_port(_HOST, taken)
         record = _Record(key, plugin, choose_port(_HOST, {*taken, plugin}))
-        _make_folder(folder)
+        make_folder(folder)
         record.write(path)
     return record.plugin, record.api

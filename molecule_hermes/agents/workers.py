@@ -66,7 +66,9 @@ class Workers:
             max_workers=settings.max_workers,
             idle=settings.worker_idle,
         )
-        self._managed = ManagedWorkers(environ, main.home, transport, say)
+        self._managed = ManagedWorkers(
+            environ, main.home, transport, protected=(main.home.path,), say=say
+        )
         self._models = models_of(settings, configuration, main, environ)
 
     # Agents.

@@ -7,9 +7,6 @@ from molecule_hermes.config.agents import (
     PeerConfig,
     RemoteHermes,
     RouteConfig,
-    isolation_of,
-    load_configuration,
-    with_peers,
 )
 from molecule_hermes.config.settings import (
     PREFIX,
@@ -28,10 +25,7 @@ __all__ = [
     "RemoteHermes",
     "RouteConfig",
     "Settings",
-    "isolation_of",
-    "load_configuration",
     "secret_variables",
     "settings_table",
     "unknown_variables",
-    "with_peers",
 ]

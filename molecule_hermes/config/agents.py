@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from pydantic import SecretStr
 
-from molecule_hermes.config.settings import Settings
 from molecule_hermes.wire import MAIN_AGENT
 
 __all__ = [
@@ -110,23 +109,3 @@ class Configuration:
     def peer(self, name: str) -> PeerConfig:
         """What is said about the peer, if anything."""
         return self.peers.get(name) or PeerConfig(name)
-
-
-def isolation_of(
-    agent: AgentConfig, settings: Settings, *, peers: int
-) -> Literal["shared", "peer"]:
-    """Whether the peers that reach the agent share its Hermes, or each has one of its own."""
-    if agent.hermes is not None:
-        return "shared"
-    default: Literal["shared", "peer"] = (
-        "peer" if peers > 1 and not settings.shared_memory else "shared"
-    )
-    return agent.isolation or settings.isolation or default
-
-
-def load_configuration(settings: Settings) -> Configuration:
-    return Configuration()
-
-
-def with_peers(settings: Settings, configuration: Configuration) -> Settings:
-    return settings
