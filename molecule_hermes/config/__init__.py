@@ -8,9 +8,9 @@ from molecule_hermes.config.agents import (
     RemoteHermes,
     RouteConfig,
 )
-from molecule_hermes.config.settings import (
-    PREFIX,
-    Settings,
+from molecule_hermes.config.fields import PREFIX
+from molecule_hermes.config.settings import Settings
+from molecule_hermes.config.variables import (
     secret_variables,
     settings_table,
     unknown_variables,
