@@ -5,11 +5,12 @@ Standard library only.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
 
-__all__ = ["ConfinedFileError", "OversizedFileError", "read_below"]
+__all__ = ["ConfinedFileError", "OversizedFileError", "read_below", "read_regular"]
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A named pipe that is opened without O_NONBLOCK waits for a writer.
@@ -24,6 +25,17 @@ class ConfinedFileError(ValueError):
 
 class OversizedFileError(ConfinedFileError):
     """The file exceeds the limit."""
+
+
+def read_regular(path: Path, limit: int = 16 * 2**20) -> bytes:
+    """Reads a file that somebody else may have replaced by a pipe, which would wait for ever, or by
+    something huge. Follows links. Raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:  # noqa: PTH123 - it is a descriptor
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
+            raise OSError(errno.EINVAL, f"it is not a file of at most {limit} bytes", str(path))
+        return file.read(limit)
 
 
 def read_below(folder: Path, name: str, limit: int) -> bytes:

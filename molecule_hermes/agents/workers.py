@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import get_args
 
@@ -15,9 +15,12 @@ from molecule_hermes.errors import ConfigError, Unreachable
 from molecule_hermes.hermes.credentials import Credentials, create_handover
 from molecule_hermes.hermes.fleet import Fleet, State, WorkerKey
 from molecule_hermes.hermes.home import HermesHome
+from molecule_hermes.hermes.home_setup import api_address
 from molecule_hermes.hermes.model_choice import ModelChoice, choose_model
 from molecule_hermes.hermes.process import Gateway
 from molecule_hermes.hermes.worker import Worker, WorkerPlan
+from molecule_hermes.hermes.worker_folders import WorkerFolders
+from molecule_hermes.plugin.handover import Handover
 from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.turns.features import TransportName
 from molecule_hermes.wire import MAIN_AGENT
@@ -33,6 +36,7 @@ class MainHermes:
     other workers its folder is a template."""
 
     home: HermesHome
+    folders: WorkerFolders
     credentials: Credentials
     model: ModelChoice
     model_is_users: bool
@@ -167,19 +171,30 @@ class Workers:
 
     def _make_main(self, whose: Whose) -> Worker:
         settings, main = self._settings, self._main
-        isolated = settings.has_several_peers and not settings.shared_memory
         plan = WorkerPlan(
             settings=settings,
             environ=self._environ,
             credentials=main.credentials,
             transport=self._transport,
-            prepare=lambda: create_handover(
-                settings, main.credentials, self._environ, isolated=isolated
-            ),
+            prepare=partial(self._prepare_main, settings),
             origin=whose,
         )
         transport = create_transport(self._transport, settings, main.credentials, patient=True)
         return Worker(plan, main.gateway, transport, self._say)
+
+    def _prepare_main(self, settings: Settings) -> Handover:
+        folders, credentials = self._main.folders, self._main.credentials
+        folders.create()
+        isolated = settings.has_several_peers and not settings.shared_memory
+        handover = create_handover(settings, credentials, self._environ, isolated=isolated)
+        alone = len(self._configuration.agents) == 1
+        ports = (settings.platform_port, api_address(settings)[1])
+        # The platform's functions, which are tools of the agent, read its configuration.
+        readable = [settings.workspace_config_path] if settings.workspace_id else []
+        confinement = folders.confinement(
+            settings, protected=(), readable=readable, ports=None if alone else ports
+        )
+        return replace(handover, confinement=confinement)
 
 
 def models_of(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from molecule_hermes import __version__
 from molecule_hermes.client.terminal import command_name
 from molecule_hermes.config import Configuration, Settings, isolation_of, unknown_variables
+from molecule_hermes.hermes.confinement import require_confinement, start_lines
 from molecule_hermes.hermes.credentials import SHARED_TOOLSETS
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.model_choice import ModelChoice
@@ -21,6 +22,7 @@ __all__ = [
     "introduce",
     "introduce_agents",
     "ready",
+    "report_confinement",
     "report_kept_worker",
     "report_mcp_servers",
     "stopping",
@@ -52,6 +54,14 @@ def introduce(
         say(f"  warning  {home.env_file} contains {API_KEY} or {SECRET}, and the agent's tools can")
         say("           read it; remove these lines, and `up` generates new ones at each start")
     warn_of_unknown_variables(environ, say)
+
+
+def report_confinement(settings: Settings, say: Say) -> None:
+    """What agents can reach although they should not. Raises `StartError` if that is refused."""
+    if settings.confine == "require":
+        require_confinement()
+    for line in start_lines(settings.confine):
+        say(f"  warning  {line}")
 
 
 def report_mcp_servers(names: Sequence[str], say: Say) -> None:

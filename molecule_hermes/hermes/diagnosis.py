@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from molecule_hermes.config import Settings
+from molecule_hermes.confined_files import read_regular
 from molecule_hermes.errors import StartError
 from molecule_hermes.hermes.api import platform_in, platform_state
 from molecule_hermes.hermes.credentials import Credentials, public_environment
@@ -81,7 +82,7 @@ async def diagnose_running(settings: Settings, credentials: Credentials) -> NotB
 def _recorded_state(home: HermesHome) -> Mapping[str, Any] | None:
     """The platform's state from Hermes's own file, which needs no API key."""
     try:
-        return platform_in(json.loads((home.path / "gateway_state.json").read_text()))
+        return platform_in(json.loads(read_regular(home.path / "gateway_state.json")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -185,7 +186,7 @@ def _no_stanza(hermes: Hermes, config: Mapping[str, Any]) -> NotBoundError | Non
 def _load_error(hermes: Hermes) -> NotBoundError | None:
     for log in hermes.logs:
         try:
-            lines = log.read_text(encoding="utf-8", errors="replace")[-200_000:].splitlines()
+            lines = read_regular(log, 2**30)[-200_000:].decode("utf-8", "replace").splitlines()
         except OSError:
             continue
         for line in reversed(lines):

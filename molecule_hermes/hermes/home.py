@@ -26,6 +26,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
+from molecule_hermes.confined_files import read_regular
 from molecule_hermes.errors import StartError
 from molecule_hermes.text import is_loopback
 
@@ -57,7 +58,7 @@ def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
 def read_yaml(path: Path) -> MutableMapping[str, Any]:
     """The mapping in a YAML file; empty if there is no file. Raises `StartError`."""
     try:
-        config = _load(path.read_text(encoding="utf-8"))
+        config = _load(read_regular(path).decode())
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
@@ -91,10 +92,25 @@ class HermesHome:
                 "set MOLECULE_HERMES_STATE_DIR or HERMES_HOME to a folder that you can write to",
             ) from error
 
+    def require_inside(self) -> None:
+        """Raises `StartError` if a file of the folder is a link that leads out of it.
+
+        The agent's tools can make such links, and the bridge, which is not confined, would write
+        to where they lead.
+        """
+        top = self.path.resolve()
+        for name in (self.config_file.name, self.env_file.name, _STAMP):
+            path = self.path / name
+            if path.is_symlink() and not path.resolve().is_relative_to(top):
+                raise StartError(
+                    f"{path} is a link that leads out of Hermes's folder",
+                    "replace it by the file itself, or set MOLECULE_HERMES_CONFINE=off",
+                )
+
     def running_gateway(self) -> int | None:
         """The process id of the gateway that runs on this folder, as Hermes records it."""
         try:
-            pid = json.loads((self.path / "gateway.pid").read_text())["pid"]
+            pid = json.loads(read_regular(self.path / "gateway.pid"))["pid"]
             process = psutil.Process(int(pid))
             alive = process.status() != psutil.STATUS_ZOMBIE
             # After a container was killed, our own process may have the recorded number.
@@ -211,7 +227,7 @@ class HermesHome:
     def _stamps(self) -> dict[str, Any]:
         """Fingerprints of what the bridge itself has written into config.yaml."""
         try:
-            stamps = json.loads((self.path / _STAMP).read_text())
+            stamps = json.loads(read_regular(self.path / _STAMP))
         except (OSError, ValueError):
             return {}
         return stamps if isinstance(stamps, dict) else {}
@@ -225,7 +241,7 @@ class HermesHome:
         Entries that Hermes itself copied from the environment do not count.
         """
         try:
-            store = json.loads((self.path / "auth.json").read_text(encoding="utf-8"))
+            store = json.loads(read_regular(self.path / "auth.json"))
             names = [name for name, state in dict(store.get("providers") or {}).items() if state]
             for name, entries in dict(store.get("credential_pool") or {}).items():
                 sources = [str(entry.get("source") or "") for entry in entries]
@@ -264,7 +280,7 @@ class HermesHome:
 
     def _env_text(self) -> str:
         try:
-            return self.env_file.read_text(encoding="utf-8")
+            return read_regular(self.env_file).decode()
         except FileNotFoundError:
             return ""
         except UnicodeDecodeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,7 +13,7 @@ from molecule_hermes.hermes.model_choice import ModelChoice
 from molecule_hermes.plugin.settings import API_KEY, SECRET, restart_settings
 from molecule_hermes.text import is_loopback
 
-__all__ = ["api_address", "configure"]
+__all__ = ["api_address", "configure", "work_folder"]
 
 
 def configure(home: HermesHome, settings: Settings, model: ModelChoice | None) -> None:
@@ -25,7 +26,7 @@ def configure(home: HermesHome, settings: Settings, model: ModelChoice | None) -
     if model is not None:
         home.set_model(model.block)
     limits = {"api_server": {"max_concurrent_runs": settings.max_running}}
-    home.merge_config({"gateway": limits}, restart_settings() | _work_folder(settings))
+    home.merge_config({"gateway": limits}, restart_settings() | _terminal(settings))
     home.merge_env(
         {"API_SERVER_ENABLED": "true", "API_SERVER_HOST": host, "API_SERVER_PORT": str(port)},
         # Tools can read the file, so a folder of ours must not keep secrets.
@@ -33,17 +34,22 @@ def configure(home: HermesHome, settings: Settings, model: ModelChoice | None) -
     )
 
 
-def _work_folder(settings: Settings) -> dict[str, Any]:
-    """A folder for the agent's tools and the files that it delivers.
+def work_folder(settings: Settings) -> Path:
+    """What the tools of a Hermes that is the bridge's own work in."""
+    if settings.workspace is not None and settings.workspace.is_dir():
+        return settings.workspace
+    return (settings.state_dir / "work").absolute()
+
+
+def _terminal(settings: Settings) -> dict[str, Any]:
+    """Where the agent's tools work, and the files are that it delivers.
 
     By default Hermes uses the user's home. In a Hermes folder of their own, users choose, unless
     they name a workspace: its files are the ones that peers speak of.
     """
-    if settings.workspace is not None and settings.workspace.is_dir():
-        return {"terminal": {"cwd": str(settings.workspace)}}
-    if not settings.owns_home:
+    folder = work_folder(settings)
+    if folder != settings.workspace and not settings.owns_home:
         return {}
-    folder = (settings.state_dir / "work").absolute()
     folder.mkdir(parents=True, exist_ok=True)
     return {"terminal": {"cwd": str(folder)}}
 

@@ -7,10 +7,10 @@ After more than `gateway.respawn_storm.max_starts` starts in two minutes, Hermes
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 
+from molecule_hermes.confined_files import read_regular
 from molecule_hermes.hermes.home import HermesHome
 
 __all__ = ["RespawnPause", "RespawnWatch"]
@@ -44,11 +44,10 @@ class RespawnWatch:
 
     def pause(self) -> RespawnPause | None:
         try:
-            with self._log.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                # Hermes rotates the file: a shorter one is a new one.
-                file.seek(self._offset if size >= self._offset else 0)
-                found = _LINE.findall(file.read(2**20).decode("utf-8", "replace"))
+            log = read_regular(self._log)
+            # Hermes rotates the file: a shorter one is a new one.
+            new = log[self._offset if len(log) >= self._offset else 0 :]
+            found = _LINE.findall(new[: 2**20].decode("utf-8", "replace"))
         except OSError:
             return None
         return RespawnPause(*map(int, found[-1])) if found else None

@@ -1,14 +1,48 @@
-"""Permissions of STATE_DIR: only its owner may read it, whatever the umask was."""
+"""STATE_DIR: only its owner may read it, whatever the umask was, and one `up` at a time uses it."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["make_private"]
+from molecule_hermes.errors import StartError
+
+__all__ = ["held", "make_private"]
 
 logger = logging.getLogger(__name__)
+
+_LOCK = "up.lock"
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Raises `StartError` if another `up` uses the folder, also one in another container."""
+    path = folder / _LOCK
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StartError(
+            f"cannot write to {folder}: {error.strerror}",
+            "set MOLECULE_HERMES_STATE_DIR to a folder that you can write to",
+        ) from error
+    with contextlib.closing(os.fdopen(lock, "r+")) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = file.read(32).strip()
+            raise StartError(
+                f"`molecule-hermes up` (pid {holder}) already runs on {folder}",
+                f"stop it (kill {holder}), or choose another MOLECULE_HERMES_STATE_DIR",
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
 
 
 def make_private(folder: Path) -> None:

@@ -193,7 +193,7 @@ async def test_a_second_bridge_on_the_same_home_does_not_start(
 ) -> None:
     ended = await _run_up(environment(Path(environ["MOLECULE_HERMES_STATE_DIR"])))
     assert ended.returncode == 1
-    assert f"pid {stack.hermes_pid()}" in ended.stderr
+    assert f"pid {stack.process.pid}" in ended.stderr
     assert f"kill {stack.process.pid}" in ended.stderr
 
 
