@@ -161,6 +161,8 @@ def _line(event: Any) -> int:
 def _scalar(event: ScalarEvent) -> Scalar:
     """Plain words have the types of YAML 1.2: `no` and `off` are text."""
     text = str(event.value)
+    if not text.isascii():
+        text = _unicode(text, _line(event))
     if event.style:
         return text
     if text in _CONSTANTS:
@@ -168,3 +170,11 @@ def _scalar(event: ScalarEvent) -> Scalar:
     if _WHOLE.fullmatch(text):
         return int(text)
     return float(text) if _DECIMAL.fullmatch(text) else text
+
+
+def _unicode(text: str, line: int) -> str:
+    """The parser leaves surrogates as JSON escapes them; alone they are no characters."""
+    try:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        raise YamlProblem(line, "an escaped character is none of Unicode's") from None
