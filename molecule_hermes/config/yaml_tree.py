@@ -25,6 +25,7 @@ from ruamel.yaml.events import (
     StreamEndEvent,
     StreamStartEvent,
 )
+from ruamel.yaml.reader import ReaderError
 
 __all__ = ["MAX_BYTES", "Scalar", "Tree", "YamlProblem", "parse_yaml"]
 
@@ -80,6 +81,9 @@ def _events(text: str) -> Iterator[Any]:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(str(error.problem or error.context or "").split())
         raise YamlProblem(mark.line + 1 if mark else 1, f"not valid YAML: {problem}") from None
+    except ReaderError as error:
+        line = text[: int(error.position)].count("\n") + 1
+        raise YamlProblem(line, "not valid YAML: a control character") from None
     except Exception as error:
         # For some texts ruamel.yaml raises other errors than its own, such as AssertionError.
         raise YamlProblem(1, "not valid YAML") from error
@@ -161,6 +165,8 @@ def _line(event: Any) -> int:
 def _scalar(event: ScalarEvent) -> Scalar:
     """Plain words have the types of YAML 1.2: `no` and `off` are text."""
     text = str(event.value)
+    if not text.isascii():
+        text = _unicode(text, _line(event))
     if event.style:
         return text
     if text in _CONSTANTS:
@@ -168,3 +174,11 @@ def _scalar(event: ScalarEvent) -> Scalar:
     if _WHOLE.fullmatch(text):
         return int(text)
     return float(text) if _DECIMAL.fullmatch(text) else text
+
+
+def _unicode(text: str, line: int) -> str:
+    """The parser leaves surrogates as JSON escapes them; alone they are no characters."""
+    try:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        raise YamlProblem(line, "an escaped character is none of Unicode's") from None
