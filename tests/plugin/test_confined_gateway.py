@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest_asyncio
 
 from molecule_hermes.hermes.confinement import confinement_for, environment_for, missing
 from molecule_hermes.plugin.handover import Confinement, Handover
+from tests.support import hostile
 from tests.support.gateway import (
     API_KEY,
     SECRET,
@@ -130,3 +133,31 @@ async def test_hermes_itself_is_refused_nothing(confined: Hermes) -> None:
     told = confined.log + (confined.home / "logs" / "errors.log").read_text()
     assert "PermissionError" not in told
     assert "Errno 13" not in told
+
+
+async def test_a_tool_finds_no_secret_of_its_own_gateway_and_cannot_act_for_the_bridge(
+    confined: Hermes, callbacks: CallbackServer
+) -> None:
+    (confined.work / "hostile.py").write_text(Path(hostile.__file__).read_text())
+    running = await confined.say(callbacks, "demo:slow=0.5 a long story of many words")
+    markers = [SECRET[::-1], API_KEY[::-1]]
+    assert confined.process is not None
+    targets = {
+        "markers": markers,
+        "scan": {"markers": markers, "pids": [confined.process.pid, os.getpid()]},
+        "forge": {
+            "chat_id": "another",
+            "message_id": running,
+            "question_id": "1",
+            "callback": callbacks.url,
+            "text": "forged",
+            "ports": [confined.port, confined.api_port],
+        },
+        "change": [str(confined.home.parent / "outside")],
+    }
+    (confined.work / "targets.json").write_text(json.dumps(targets))
+    text = await told(confined, callbacks, "demo:run /usr/bin/python3 hostile.py targets.json")
+    results = dict(re.findall(r"(\w+): (denied|LEAK.*)", text.replace("\\n", "\n")))
+    assert results.keys() >= {"environment", "memory_of_processes", "forge_a_reply", "change"}
+    assert set(results.values()) == {"denied"}, text
+    assert "forged" not in str(callbacks.of(running))

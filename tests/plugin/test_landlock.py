@@ -85,10 +85,15 @@ class World:
     rules: Rules
     targets: dict[str, Any]
 
-    def run(self, rules: Rules | None, targets: dict[str, Any]) -> dict[str, str]:
+    def run(
+        self,
+        rules: Rules | None,
+        targets: dict[str, Any],
+        program: Sequence[str] = ("-m", "tests.support.confined"),
+    ) -> dict[str, str]:
         given = {"rules": rules and asdict(rules), "folder": str(self.own), "targets": targets}
         ended = subprocess.run(
-            [*self.user.through, self.user.python, "-m", "tests.support.confined"],
+            [*self.user.through, self.user.python, *program],
             input=json.dumps(given),
             capture_output=True,
             text=True,
@@ -127,7 +132,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         reversed_marker = [MARKER[::-1]]
         files = [str(path) for path in outside.values()]
         targets = {
-            "markers": reversed_marker,
+            "scan": {"markers": reversed_marker, "pids": [pid]},
             "read": files,
             "list": [str(folder) for folder in outside],
             "change": files,
@@ -259,6 +264,35 @@ def test_no_rule_prevents_a_connection_to_a_unix_socket_with_a_path(world: World
 
 
 @needs_landlock
+def test_no_rule_prevents_a_change_of_modes_or_hides_command_lines(world: World) -> None:
+    targets = {
+        "modes": world.targets["change"],
+        "scan": world.targets["scan"] | {"markers": ["sys.stdin.read"[::-1]]},
+    }
+    results = world.run(world.rules, targets)
+    assert results["change_modes"].startswith("LEAK")
+    assert "/cmdline" in results["environments_of_processes"]
+    for word in ("chmod", "command lines", "stat"):
+        assert any(word in limit for limit in limits())
+
+
+@needs_landlock
+def test_landlock_alone_does_not_hold_root_with_its_capabilities(world: World) -> None:
+    if world.user != same_user() or os.geteuid() != 0:
+        pytest.skip("needs root with its capabilities")
+    script = (
+        "import ctypes, runpy; from molecule_hermes.plugin import privileges;"
+        "privileges.drop = lambda: ctypes.CDLL(None).prctl(38, 1, 0, 0, 0);"
+        "from tests.support.confined import main; main()"
+    )
+    results = world.run(world.rules, {"scan": world.targets["scan"]}, ("-c", script))
+    assert "/environ" in results["environments_of_processes"]
+    assert world.run(world.rules, {"scan": world.targets["scan"]})["environments_of_processes"] == (
+        "denied"
+    )
+
+
+@needs_landlock
 def test_what_a_confined_process_starts_is_confined_and_has_no_capability(world: World) -> None:
     code = (
         "import json, sys, subprocess; from molecule_hermes.plugin import landlock;"
@@ -284,7 +318,14 @@ def test_what_a_confined_process_starts_is_confined_and_has_no_capability(world:
 
 def test_every_attack_is_one_of_those_that_are_tried_here_or_end_to_end() -> None:
     elsewhere = {
-        *("environment", "plant", "unix_sockets", "forge_a_reply", "send_into_another_chat"),
+        *(
+            "environment",
+            "plant",
+            "unix_sockets",
+            "change_modes",
+            "forge_a_reply",
+            "send_into_another_chat",
+        ),
         *("answer_a_question", "read_sessions"),
     }
     assert hostile.ATTACKS.keys() == ATTACKS | elsewhere

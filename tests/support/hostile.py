@@ -3,20 +3,25 @@
 Tries every attack for which the file names targets, and prints a line for each: `NAME: denied`, or
 `NAME: LEAK` and what it got. Standard library only; it needs nothing of the project.
 
-- `markers`: texts that must not be found, each reversed, so that this process does not hold them
+- `markers`: texts that must not be in its environment, each reversed, so that this process does not
+  hold them
+- `scan`: `{"markers", "pids"}`, to look for in the environment, memory and open files of these
+  processes; of all if `pids` is left out
 - `read`, `change`, `list`, `create`: files to read and to change, folders to list, files to create
 - `search`: `{"markers", "folders"}`, markers to look for in names and contents
 - `move`: `{"outside", "own"}`, a file outside and a folder of one's own, to link and rename between
 - `processes`: ids of processes outside, whose memory, descriptors, limits and priority it wants
 - `signal`: `{"pids", "number"}`
 - `abstract`, `listen`, `multipath`: abstract sockets; TCP ports to take; the same by MPTCP
-- `forge`: `{"chat_id", "message_id", "question_id", "callback", "text"}`, sent to each local port
+- `forge`: `{"chat_id", "message_id", "question_id", "callback", "text", "ports"}`, sent to these
+  ports; to each that is open on this machine if `ports` is left out
 - `sockets`: paths of Unix sockets; no rule prevents it before Linux 7.1
+- `modes`: files outside whose mode it changes, and changes back; no rule prevents it
 - `plant`: `{"links": {PATH: TARGET}, "files": {PATH: TEXT}}`, to be judged after a restart
 """
 
 # The system's own calls are the matter here.
-# ruff: noqa: PTH108, PTH113, PTH115, PTH123, PTH208
+# ruff: noqa: PTH101, PTH108, PTH113, PTH115, PTH116, PTH123, PTH208
 
 from __future__ import annotations
 
@@ -52,10 +57,9 @@ def attack(target: str) -> Callable[[Attack], Attack]:
 
 
 def main(targets: dict[str, Any]) -> None:
-    given = targets | {"markers": [text[::-1].encode() for text in targets.get("markers", [])]}
     for name, (target, function) in ATTACKS.items():
-        if given.get(target):
-            leaks = list(_guarded(function, given[target]))
+        if targets.get(target):
+            leaks = list(_guarded(function, targets[target]))
             told = "; ".join(leaks)[:2000].replace("\n", " ")
             sys.stdout.write(f"{name}: {'LEAK ' + told if leaks else 'denied'}\n")
             sys.stdout.flush()
@@ -80,6 +84,10 @@ def each(function: Callable[[Any], str | None], values: list[Any]) -> Iterator[s
                 yield found
 
 
+def _decoded(reversed_markers: list[str]) -> list[bytes]:
+    return [text[::-1].encode() for text in reversed_markers]
+
+
 def _holds(content: bytes, markers: list[bytes]) -> bool:
     return any(marker in content for marker in markers)
 
@@ -88,40 +96,44 @@ def _holds(content: bytes, markers: list[bytes]) -> bool:
 
 
 @attack("markers")
-def environment(markers: list[bytes]) -> Iterator[str]:
+def environment(reversed_markers: list[str]) -> Iterator[str]:
+    markers = _decoded(reversed_markers)
     yield from each(lambda n: n if _holds(os.environb[n], markers) else None, list(os.environb))
 
 
-@attack("markers")
-def environments_of_processes(markers: list[bytes]) -> Iterator[str]:
+@attack("scan")
+def environments_of_processes(target: dict[str, Any]) -> Iterator[str]:
+    markers = _decoded(target["markers"])
     for name in ("environ", "cmdline", "comm"):
-        yield from each(lambda p: _in_file(Path(p), markers), _of_processes(name))
+        yield from each(lambda p: _in_file(Path(p), markers), _of_processes(target, name))
 
 
-@attack("markers")
-def memory_of_processes(markers: list[bytes]) -> Iterator[str]:
+@attack("scan")
+def memory_of_processes(target: dict[str, Any]) -> Iterator[str]:
+    markers = _decoded(target["markers"])
+
     def scan(folder: str) -> str | None:
         return f"{folder}/mem" if _holds_in_memory(Path(folder), markers) else None
 
-    own = f"/proc/{os.getpid()}"
-    yield from each(scan, [folder for folder in _of_processes("") if folder != own])
+    yield from each(scan, _of_processes(target, ""))
 
 
-@attack("markers")
-def descriptors_of_processes(markers: list[bytes]) -> Iterator[str]:
+@attack("scan")
+def descriptors_of_processes(target: dict[str, Any]) -> Iterator[str]:
+    markers = _decoded(target["markers"])
+
     def scan(folder: str) -> str | None:
         for name in os.listdir(folder):
             if os.path.isfile(f"{folder}/{name}") and _in_file(Path(folder, name), markers):
                 return f"{folder}/{name}"
         return None
 
-    own = f"/proc/{os.getpid()}/fd"
-    yield from each(scan, [folder for folder in _of_processes("fd") if folder != own])
+    yield from each(scan, _of_processes(target, "fd"))
 
 
 @attack("search")
 def search(target: dict[str, Any]) -> Iterator[str]:
-    markers = [text[::-1].encode() for text in target["markers"]]
+    markers = _decoded(target["markers"])
     left = _MAX_FILES
     for top in target["folders"]:
         for folder, _, names in os.walk(top):
@@ -134,8 +146,9 @@ def search(target: dict[str, Any]) -> Iterator[str]:
                     yield str(path)
 
 
-def _of_processes(name: str) -> list[str]:
-    return [f"/proc/{pid}/{name}".rstrip("/") for pid in os.listdir("/proc") if pid.isdigit()]
+def _of_processes(target: dict[str, Any], name: str) -> list[str]:
+    everyone = [pid for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != os.getpid()]
+    return [f"/proc/{pid}/{name}".rstrip("/") for pid in target.get("pids", everyone)]
 
 
 def _in_file(path: Path, markers: list[bytes]) -> str | None:
@@ -215,6 +228,17 @@ def follow_a_link(paths: list[str]) -> Iterator[str]:
             link.unlink()
 
     yield from each(through, paths)
+
+
+@attack("modes")
+def change_modes(paths: list[str]) -> Iterator[str]:
+    def change(path: str) -> str:
+        mode = os.stat(path).st_mode & 0o7777
+        os.chmod(path, 0)
+        os.chmod(path, mode)
+        return path
+
+    yield from each(change, paths)
 
 
 @attack("move")
@@ -358,7 +382,7 @@ def _listen(port: int, protocol: int) -> str:
 
 
 @attack("forge")
-def forge_a_reply(target: dict[str, str]) -> Iterator[str]:
+def forge_a_reply(target: dict[str, Any]) -> Iterator[str]:
     final = {"type": "final", "status": "completed"}
     for metadata in (final, {}, {"type": "delta", "seq": 1}):
         body = {
@@ -367,11 +391,11 @@ def forge_a_reply(target: dict[str, str]) -> Iterator[str]:
             "content": target["text"],
             "metadata": metadata,
         }
-        yield from _post("/a2a/reply", body)
+        yield from _post(target, "/a2a/reply", body)
 
 
 @attack("forge")
-def send_into_another_chat(target: dict[str, str]) -> Iterator[str]:
+def send_into_another_chat(target: dict[str, Any]) -> Iterator[str]:
     body = {
         "chat_id": target["chat_id"],
         "peer_id": "bridge",
@@ -380,34 +404,36 @@ def send_into_another_chat(target: dict[str, str]) -> Iterator[str]:
         "message_id": f"forged-{os.getpid()}",
         "callback_url": target["callback"],
     }
-    yield from _post("/a2a/inbound", body)
+    yield from _post(target, "/a2a/inbound", body)
 
 
 @attack("forge")
-def answer_a_question(target: dict[str, str]) -> Iterator[str]:
+def answer_a_question(target: dict[str, Any]) -> Iterator[str]:
     body = {
         "message_id": target["message_id"],
         "question_id": target["question_id"],
         "answer": "always",
     }
-    yield from _post("/a2a/answer", body)
-    yield from _post("/a2a/cancel", {"message_id": target["message_id"]})
-    yield from _post("/a2a/steer", {"message_id": target["message_id"], "text": target["text"]})
+    yield from _post(target, "/a2a/answer", body)
+    yield from _post(target, "/a2a/cancel", {"message_id": target["message_id"]})
+    yield from _post(
+        target, "/a2a/steer", {"message_id": target["message_id"], "text": target["text"]}
+    )
 
 
 @attack("forge")
-def read_sessions(target: dict[str, str]) -> Iterator[str]:
-    for path in ("/api/sessions", "/v1/models", "/a2a/turns"):
-        yield from _ask_each(path, None)
+def read_sessions(target: dict[str, Any]) -> Iterator[str]:
+    for path in ("/api/sessions", "/v1/models", "/a2a/turns", "/health/detailed"):
+        yield from _ask_each(target, path, None)
 
 
-def _post(path: str, body: dict[str, Any]) -> Iterator[str]:
-    yield from _ask_each(path, json.dumps(body).encode())
+def _post(target: dict[str, Any], path: str, body: dict[str, Any]) -> Iterator[str]:
+    yield from _ask_each(target, path, json.dumps(body).encode())
 
 
-def _ask_each(path: str, body: bytes | None) -> Iterator[str]:
-    """Asks each listening port of this machine; one that is not ours answers 404, or not at all."""
-    for port in _listening():
+def _ask_each(target: dict[str, Any], path: str, body: bytes | None) -> Iterator[str]:
+    """One that has no such endpoint answers 404, or not at all."""
+    for port in target.get("ports") or _listening():
         for secret in ("", "x"):
             headers = {"Content-Type": "application/json", "X-Molecule-A2A-Secret": secret}
             url = f"http://127.0.0.1:{port}{path}"
