@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import logging
 import os
@@ -10,6 +11,7 @@ import pwd
 import site
 import stat
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -24,6 +26,7 @@ __all__ = [
     "missing",
     "require_confinement",
     "start_lines",
+    "tmp_folder",
     "uses_user_site",
 ]
 
@@ -74,7 +77,7 @@ def confinement_for(
         raise StartError(
             f"the path of the folder for temporary files is too long: {own[2]} has more than "
             f"{MAX_TMP} bytes, and Hermes makes sockets in it",
-            "set MOLECULE_HERMES_STATE_DIR to a shorter path",
+            "set TMPDIR, or MOLECULE_HERMES_STATE_DIR, to a shorter path",
         )
     shared = [path.resolve() for path in writable]
     secret = {path.resolve() for path in protected}
@@ -85,10 +88,25 @@ def confinement_for(
     devices = [path for path in shared if path.is_relative_to("/dev")]
     return Rules(
         read=_outermost(read),
-        write=_outermost([*own, *(path for path in shared if path not in devices)]),
+        write=_outermost([*own, *(p for p in shared if p not in devices or p.is_dir())]),
         devices=(*_DEVICES, *map(str, devices)),
         bind_ports=None if ports is None else tuple(ports),
     )
+
+
+def tmp_folder(preferred: Path) -> Path:
+    """Creates a worker's folder for temporary files: the given one, unless its path is too long.
+
+    Then it is one in the folder for temporary files of this machine, the same after a restart.
+    """
+    folder = preferred.absolute()
+    if len(os.fsencode(folder)) > MAX_TMP:
+        name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
+        folder = Path(tempfile.gettempdir(), f"mh-{name}")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.is_symlink() or not _is_ours(folder):
+        raise StartError(f"{folder} is not a folder of this user", "remove it, or set TMPDIR")
+    return folder
 
 
 def environment_for(home: Path, work: Path, tmp: Path) -> dict[str, str]:

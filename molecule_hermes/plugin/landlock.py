@@ -106,7 +106,11 @@ def unenforceable(rules: Rules, version: int | None = None) -> tuple[str, ...]:
 def limits(version: int | None = None) -> tuple[str, ...]:
     """What no rule prevents on this kernel, as sentences."""
     version = abi() if version is None else version
-    found = ["The mode, owner and times of this user's files elsewhere can be changed (chmod)."]
+    found = [
+        "Whether a file exists, and its size, can be found out (stat).",
+        "The mode and times of this user's files elsewhere can be changed (chmod).",
+        "The command lines of all processes can be read.",
+    ]
     if version < 9:
         found.append(
             "Unix sockets with a path, such as those of Docker or a desktop session, can be "

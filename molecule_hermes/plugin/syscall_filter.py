@@ -48,6 +48,7 @@ _MACHINES = {
             "ioprio_set": 251,
             "prlimit64": 302,
             "sched_setattr": 314,
+            "io_uring_setup": 425,
         },
     ),
     "aarch64": _Machine(
@@ -63,6 +64,7 @@ _MACHINES = {
             "keyctl": 219,
             "prlimit64": 261,
             "sched_setattr": 274,
+            "io_uring_setup": 425,
         },
     ),
 }
@@ -115,7 +117,8 @@ def _program(machine: _Machine) -> list[_Instruction]:
 def _rule(name: str) -> list[_Instruction]:
     """What follows once the call is known to be that one; what it does not refuse is allowed."""
     match name:
-        case "add_key" | "request_key" | "keyctl":
+        case "add_key" | "request_key" | "keyctl" | "io_uring_setup":
+            # By io_uring a process makes sockets without a system call.
             return [_refuse(errno.ENOSYS)]
         case "socket":
             return [

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -18,6 +16,7 @@ from molecule_hermes.hermes.demo_model import demo_model
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.plugin.settings import API_KEY, SECRET
 from tests.support.peers import ask, peer
+from tests.support.privileges import unprivileged
 from tests.support.stack import Stack, environment, up
 
 pytestmark = [
@@ -36,16 +35,6 @@ GIVEN = {
     "MOLECULE_HERMES_TOKEN": ALICE,
 }
 SECRETS = ("operator-gave", ALICE, BOB)
-
-
-def unprivileged() -> list[str]:
-    """Root with its capabilities reads every process; without them it is a user like others."""
-    if os.geteuid() != 0:
-        return []
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
-        pytest.skip("needs setpriv, or a user that is not root")
-    return [setpriv, "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
 
 
 @pytest.fixture(scope="module", params=["plugin", "chat"])

@@ -14,10 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molecule_hermes.plugin.callbacks import CallbackRefusedError, require_allowed
-from molecule_hermes.plugin.handover import Handover, HandoverError
+from molecule_hermes.plugin.handover import Confinement, Handover, HandoverError
+from molecule_hermes.plugin.landlock import Rules
 from molecule_hermes.plugin.settings import PluginSettings
 
 TEXT = st.text(max_size=20)
+NAMES = st.sampled_from(["config.yaml", ".env", "skills/a/SKILL.md"])
+PATHS = st.lists(TEXT).map(tuple)
+PORTS = st.none() | st.lists(st.integers(0, 65535)).map(tuple)
+RULES = st.builds(Rules, PATHS, PATHS, PATHS, PORTS)
 
 
 @given(
@@ -28,6 +33,9 @@ TEXT = st.text(max_size=20)
         callbacks=st.lists(TEXT).map(tuple),
         environ=st.dictionaries(TEXT, TEXT),
         disabled_toolsets=st.lists(TEXT).map(tuple),
+        confinement=st.none() | st.builds(Confinement, RULES, st.booleans()),
+        remove=st.lists(NAMES).map(tuple),
+        files=st.dictionaries(NAMES, TEXT),
     )
 )
 def test_a_handover_is_read_as_it_was_written(handover: Handover) -> None:

@@ -8,19 +8,22 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import aiohttp
 from aiohttp import web
 
 from molecule_hermes.hermes.demo_model import demo_model
 from molecule_hermes.hermes.model_choice import demo_choice
+from molecule_hermes.hermes.process import COMMAND
 from molecule_hermes.plugin import PLATFORM, hermes_settings
+from molecule_hermes.plugin.handover import Handover
 from molecule_hermes.wire import (
     ANSWER_PATH,
     CANCEL_PATH,
@@ -240,14 +243,21 @@ async def running_hermes(
     env: Mapping[str, str] | None = None,
     until: str = "ready",
     on_message: Callable[[str], None] = lambda text: None,
+    handover: Callable[[Hermes], Handover] | None = None,
+    through: Sequence[str] = (),
 ) -> AsyncIterator[Hermes]:
-    """Runs `hermes gateway run` with the demo model; kills its process group on exit."""
+    """Runs `hermes gateway run` with the demo model; kills its process group on exit.
+
+    With a handover, it starts as a bridge starts it: through the launcher. `through` is a command
+    that runs it, such as one that drops privileges.
+    """
     async with AsyncExitStack() as stack:
         model_url = await stack.enter_async_context(demo_model(on_message=on_message))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         hermes = Hermes(home, free_port(), free_port(), http)
         write_home(home, model_url, hermes.port, hermes.api_port, over)
-        hermes.process = await _spawn(home, env or {})
+        given = handover(hermes) if handover else None
+        hermes.process = await _spawn(home, env or {}, given, through)
         try:
             await hermes.until(lambda: _reached(hermes, until))
             yield hermes
@@ -261,21 +271,33 @@ async def _reached(hermes: Hermes, state: str) -> bool:
     return (await hermes.platform()).get("state") == state
 
 
-async def _spawn(home: Path, env: Mapping[str, str]) -> asyncio.subprocess.Process:
+async def _spawn(
+    home: Path, env: Mapping[str, str], handover: Handover | None, through: Sequence[str]
+) -> asyncio.subprocess.Process:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("HERMES", "MOLECULE"))}
-    command = Path(sys.executable).with_name("hermes")
-    with (home / "gateway.out").open("wb") as out:
+    hermes = (str(Path(sys.executable).with_name("hermes")), "gateway", "run")
+    with (home / "gateway.out").open("wb") as out, _stdin(handover) as given:
         return await asyncio.create_subprocess_exec(
-            str(command),
-            "gateway",
-            "run",
+            *through,
+            *(COMMAND if handover else hermes),
             env={**clean, "HERMES_HOME": str(home), "HOME": str(home), **env},
             cwd=home,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=given,
             stdout=out,
             stderr=out,
             start_new_session=True,
         )
+
+
+@contextmanager
+def _stdin(handover: Handover | None) -> Iterator[IO[bytes] | int]:
+    if handover is None:
+        yield asyncio.subprocess.DEVNULL
+        return
+    with tempfile.TemporaryFile() as file:
+        file.write(handover.to_bytes())
+        file.seek(0)
+        yield file
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:
