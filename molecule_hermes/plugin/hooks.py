@@ -62,7 +62,6 @@ class Hooks:
         self.policy = ToolPolicy(self._subagents)
 
     def register(self, ctx: Any) -> None:
-        self.policy.register(ctx)
         for name, read in _READERS.items():
             ctx.register_hook(name, functools.partial(self._called, read))
         ctx.register_hook("post_api_request", self._model_called)

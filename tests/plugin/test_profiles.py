@@ -128,12 +128,12 @@ async def test_a_turn_runs_as_its_profile_also_beside_those_of_others(
     for text, profile in expected.items():
         name = f"model-{profile}" if profile else "molecule-demo"
         assert seen(model, text) == {(name, MARKERS[profile])}, text
-    for text in expected:
+    for text, profile in expected.items():
         (request,) = [
             r for r in model.requests if r.get("tools") and text in str(r["messages"][-1])
         ]
         others = {t for t in expected if t in str(request["messages"])}
-        assert {expected[t] for t in others} == {expected[text]}, "another agent's conversation"
+        assert {expected[t] for t in others} == {profile}, "another agent's conversation"
 
 
 @TRANSPORTS
