@@ -50,6 +50,7 @@ def register(ctx: Any) -> None:
         allow_update_command=False,
     )
     hooks.register(ctx)
+    hooks.policy.register(ctx)
     ModelRequests(hooks.current_turn).register(ctx)
     workspace_tools.register(ctx)
 

@@ -8,6 +8,7 @@ import logging
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from gateway.platforms.base import (
 )
 
 from molecule_hermes.errors import InternalFailure
-from molecule_hermes.plugin import hermes_api, prompts
+from molecule_hermes.plugin import hermes_api, prompts, warm_up
 from molecule_hermes.plugin.agent_watch import AgentWatch
 from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.endpoints import application
@@ -35,14 +36,16 @@ from molecule_hermes.plugin.journal import Journals
 from molecule_hermes.plugin.kept_files import KeptFiles
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Outbox
+from molecule_hermes.plugin.profiles import ProfilesOffError, UnknownProfileError
 from molecule_hermes.plugin.send_results import not_sent, sent
 from molecule_hermes.plugin.settings import PLATFORM, SECRETS, PluginSettings
 from molecule_hermes.plugin.shown_types import shown_type
 from molecule_hermes.plugin.sweeper import Sweeper
+from molecule_hermes.plugin.threads import widen_default_executor
 from molecule_hermes.plugin.turn import Question, Turn
 from molecule_hermes.plugin.work_folders import WorkFolders
 from molecule_hermes.text import redact
-from molecule_hermes.wire import Context
+from molecule_hermes.wire import MAIN_AGENT, Context
 
 __all__ = ["MoleculeAdapter"]
 
@@ -92,6 +95,8 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
         if not await self._listen(settings):
             return False
         hermes_api.widen_executor(self.gateway_runner, settings.max_threads)
+        widen_default_executor(self._loop, settings.max_threads)
+        warm_up.begin()
         # The launcher has done both already, but an operator's own Hermes runs without it.
         forbid_inspection()
         hermes_api.strip_from_tools(SECRETS)
@@ -107,7 +112,7 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
         return True
 
     async def disconnect(self) -> None:
-        # Hermes allows 5 s for this (run.py:70).
+        # Hermes allows 5 s for this (run.py:70). It calls it once more for each profile.
         hermes_api.report_disconnected(self)
         self._hooks.detach(self)
         self._watch.detach()
@@ -153,20 +158,36 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
 
     def busy(self, turn: Turn) -> bool:
         if not turn.session_key:
-            turn.session_key = hermes_api.session_key_of(self._source(turn))
+            source = self._source(turn)
+            turn.session_key = hermes_api.session_key_of(source)
+            turn.agent_key = hermes_api.agent_key_of(self.gateway_runner, source)
         return hermes_api.has_session(self, turn.session_key)
 
     def stoppable(self, turn: Turn) -> bool:
-        return self.busy(turn) and hermes_api.has_agent(self.gateway_runner, turn.session_key)
+        return self.busy(turn) and hermes_api.has_agent(self.gateway_runner, turn.agent_key)
+
+    def require_profile(self, profile: str) -> None:
+        if profile and not hermes_api.has_profiles(self.gateway_runner):
+            raise ProfilesOffError(profile)
+        if profile and profile not in hermes_api.profiles():
+            raise UnknownProfileError(profile)
+
+    def warm(self) -> bool:
+        return warm_up.is_done()
 
     async def start(self, turn: Turn) -> None:
+        if profile := turn.inbound.profile:
+            self.require_profile(profile)  # it may have been removed while the message waited
+            hermes_api.answer_for_profile(self.gateway_runner, profile, self)
+        self._hooks.policy.begin(turn.message_id, turn.inbound.toolsets)
+        log.info("%s from %s begins", turn, turn.inbound.peer_id)
         turn.began = time.time() - _CLOCK
         refused = self._dispatcher.refused_before(turn)
         self._kept.enter(turn.chat_id)
         await self.handle_message(await asyncio.to_thread(self._event, turn, refused))
 
     async def stop(self, turn: Turn) -> None:
-        hermes_api.clear_questions(turn.session_key)
+        hermes_api.clear_questions(turn.agent_key)
         # Only this command also kills the running tool; `cancel_session_processing` does not.
         event = MessageEvent("/stop", MessageType.COMMAND, self._source(turn))
         await self.handle_message(event)
@@ -189,10 +210,10 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
         return hermes_api.resolve_clarify(question_id, answer)
 
     def steer(self, turn: Turn, text: str) -> bool:
-        return hermes_api.steer(self.gateway_runner, turn.session_key, text)
+        return hermes_api.steer(self.gateway_runner, turn.agent_key, text)
 
     def take_unheard(self, turn: Turn) -> str:
-        return hermes_api.take_unheard(self.gateway_runner, turn.session_key)
+        return hermes_api.take_unheard(self.gateway_runner, turn.agent_key)
 
     def shown(self, answer: str) -> str:
         return str(self.strip_media_directives_for_display(answer))
@@ -200,14 +221,16 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
     def _source(self, turn: Turn) -> Any:
         inbound = turn.inbound
         name = inbound.peer_name or inbound.peer_id
-        return self.build_source(
+        source = self.build_source(
             chat_id=inbound.chat_id,
-            chat_name=name,
+            chat_name=name if inbound.agent == MAIN_AGENT else f"{name} to {inbound.agent}",
             chat_type="dm",
             user_id=inbound.peer_id,
             user_name=name,
             message_id=inbound.message_id,
         )
+        # Hermes's own `gateway.profile_routes` count for messages that name no profile.
+        return replace(source, profile=inbound.profile) if inbound.profile else source
 
     def _event(self, turn: Turn, refused: Sequence[str]) -> Any:
         items = turn.inbound.attachments
@@ -225,7 +248,7 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
             message_id=turn.message_id,
             media_urls=[str(path) for path in paths],
             media_types=shown,
-            metadata=turn.inbound.metadata.to_json(),
+            metadata={"agent": turn.inbound.agent, **turn.inbound.metadata.to_json()},
             channel_prompt=turn.inbound.system_prompt or self._settings.system_prompt or None,
         )
 

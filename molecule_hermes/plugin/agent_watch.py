@@ -38,10 +38,10 @@ class AgentWatch:
             return
         wanted = turn.wants(Reasoning.type)
         callback = partial(self._reasoned, message_id) if wanted else None
-        hermes_api.listen_to_reasoning(self._runner, turn.session_key, callback)
+        hermes_api.listen_to_reasoning(self._runner, turn.agent_key, callback)
 
     def context(self, turn: Turn) -> Context | None:
-        found = hermes_api.context_of(self._runner, turn.session_key)
+        found = hermes_api.context_of(self._runner, turn.agent_key)
         return Context(*found) if found is not None else None
 
     def _reasoned(self, message_id: str, text: object) -> None:
@@ -54,6 +54,6 @@ class AgentWatch:
     def _compressed(self, event: str, given: Any) -> None:
         sessions = {given.get("session_id"), given.get("old_session_id")} - {None, ""}
         for turn in self._dispatcher.running():
-            if hermes_api.session_id_of(self._runner, turn.session_key) in sessions:
+            if hermes_api.session_id_of(self._runner, turn.agent_key) in sessions:
                 text = "Hermes has compressed the conversation to fit the model's context"
                 self._dispatcher.notice(turn, text, Notice(kind="compressed"))

@@ -82,12 +82,21 @@ class Dispatcher:
         return self._gateway.state()
 
     def accept(self, inbound: Inbound) -> bool:
-        """Queues a message; False if it is known already. Raises `errors.Busy`."""
+        """Queues a message; False if it is known already. Raises `Busy` or `ProfileError`."""
+        self._gateway.require_profile(inbound.profile)
         turn = self._ledger.accept(inbound)
         if turn is None:
             return False
         self._chats.wake(turn.chat_id)
         return True
+
+    def require_profile(self, profile: str) -> None:
+        """Raises `ProfileError` unless Hermes serves the profile, if there is one."""
+        self._gateway.require_profile(profile)
+
+    def warm(self) -> bool:
+        """Whether Hermes has loaded what its first turn needs."""
+        return self._gateway.warm()
 
     def knows(self, message_id: str) -> bool:
         return self._ledger.knows(message_id)
@@ -296,7 +305,7 @@ class Dispatcher:
                 await self._gateway.start(turn)
                 await self._until_ended(turn)
         except Exception:
-            log.exception("the turn of message %s failed", turn.message_id)
+            log.exception("the turn of %s failed", turn)
             failure = InternalFailure()
         finally:
             self.finish(turn, failure)
@@ -325,9 +334,9 @@ class Dispatcher:
                     await self._gateway.stop(turn)
                     await turn.ended.wait()
         except TimeoutError:
-            log.warning("Hermes did not stop message %s in time", turn.message_id)
+            log.warning("Hermes did not stop %s in time", turn)
         except Exception:
-            log.exception("stopping message %s failed", turn.message_id)
+            log.exception("stopping %s failed", turn)
         finally:
             self.finish(turn)
 

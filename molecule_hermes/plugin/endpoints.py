@@ -12,6 +12,7 @@ from aiohttp.typedefs import Middleware
 from molecule_hermes.errors import Busy
 from molecule_hermes.plugin.callbacks import ForbiddenError, require_allowed
 from molecule_hermes.plugin.dispatcher import Dispatcher
+from molecule_hermes.plugin.profiles import ProfileError, UnknownProfileError
 from molecule_hermes.plugin.questions import NotAChoiceError, NotFoundError
 from molecule_hermes.wire import (
     ANSWER_PATH,
@@ -20,6 +21,7 @@ from molecule_hermes.wire import (
     CHECK_PATH,
     HEALTH_PATH,
     INBOUND_PATH,
+    PROFILE_REFUSED,
     SECRET_HEADER,
     STEER_PATH,
     TURNS_PATH,
@@ -62,7 +64,8 @@ class _Endpoints:
 
     async def health(self, request: web.Request) -> web.Response:
         ready = self._dispatcher.state() == "ready"
-        health = {"ok": True, "ready": ready, "active": self._dispatcher.active}
+        active, warm = self._dispatcher.active, self._dispatcher.warm()
+        health = {"ok": True, "ready": ready, "active": active, "warm": warm}
         return web.json_response({**health, "instance": self._dispatcher.instance})
 
     async def inbound(self, request: web.Request) -> web.Response:
@@ -70,13 +73,15 @@ class _Endpoints:
         require_allowed(inbound.callback_url, self._callbacks)
         # A known message is acknowledged even while draining: its sender only repeats it.
         if self._dispatcher.knows(inbound.message_id):
-            return self._accepted(duplicate=True)
+            return self._accepted(inbound, duplicate=True)
         if (state := self._dispatcher.state()) != "ready":
             return _refused(503, "draining", f"Hermes is {state}", retry_after=1)
-        return self._accepted(duplicate=not self._dispatcher.accept(inbound))
+        return self._accepted(inbound, duplicate=not self._dispatcher.accept(inbound))
 
-    def _accepted(self, *, duplicate: bool) -> web.Response:
+    def _accepted(self, inbound: Inbound, *, duplicate: bool) -> web.Response:
         body: dict[str, object] = {"ok": True, "instance": self._dispatcher.instance}
+        body |= {"profile": inbound.profile} if inbound.profile else {}
+        body |= {"toolsets": True} if inbound.toolsets is not None else {}
         return web.json_response(body | ({"duplicate": True} if duplicate else {}), status=202)
 
     async def cancel(self, request: web.Request) -> web.Response:
@@ -103,8 +108,12 @@ class _Endpoints:
         return web.json_response(steered.to_json())
 
     async def check(self, request: web.Request) -> web.Response:
-        require_allowed(Check.parse(await request.read()).callback_url, self._callbacks)
-        return web.json_response({"ok": True})
+        check = Check.parse(await request.read())
+        require_allowed(check.callback_url, self._callbacks)
+        self._dispatcher.require_profile(check.profile)
+        # What older plugins ignore, so that a bridge that relies on it does not trust them.
+        body = {"ok": True, "toolsets": True}
+        return web.json_response(body | ({"profile": check.profile} if check.profile else {}))
 
 
 def _guard(secret: str) -> Middleware:
@@ -132,6 +141,9 @@ async def _respond(  # noqa: PLR0911 - one line for each refusal
         return await handler(request)
     except (WireError, NotAChoiceError) as error:
         return _refused(400, "bad_request", str(error))
+    except ProfileError as error:
+        status = 404 if isinstance(error, UnknownProfileError) else 409
+        return _refused(status, PROFILE_REFUSED, str(error))
     except NotFoundError as error:
         return _refused(404, "not_found", str(error))
     except ForbiddenError as error:

@@ -16,6 +16,12 @@ class Gateway(Protocol):
     """Implemented by the adapter."""
 
     def state(self) -> State: ...
+    def require_profile(self, profile: str) -> None:
+        """Raises `ProfileError` unless Hermes serves the profile, if there is one."""
+
+    def warm(self) -> bool:
+        """Whether Hermes has loaded what its first turn needs."""
+
     def busy(self, turn: Turn) -> bool:
         """Whether Hermes works on this or another turn of the chat."""
 

@@ -15,11 +15,16 @@ from typing import Any, Protocol, TypeAlias
 
 from molecule_hermes.plugin import tool_calls
 from molecule_hermes.plugin.dispatcher import Dispatcher
-from molecule_hermes.plugin.hermes_api import current_message_id, is_background_review
+from molecule_hermes.plugin.hermes_api import (
+    current_message_id,
+    current_platform,
+    is_background_review,
+)
 from molecule_hermes.plugin.reasoning import reasoning_in
 from molecule_hermes.plugin.settings import PLATFORM
 from molecule_hermes.plugin.spending import model_of, usage_of
 from molecule_hermes.plugin.subagents import SubagentRecord, Subagents
+from molecule_hermes.plugin.tool_policy import ToolPolicy
 from molecule_hermes.plugin.turn import Turn
 from molecule_hermes.plugin.verdict import provider_failure
 from molecule_hermes.wire import Notice, Subagent
@@ -54,6 +59,7 @@ class Hooks:
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
         self._subagents = Subagents()
+        self.policy = ToolPolicy(self._subagents)
 
     def register(self, ctx: Any) -> None:
         for name, read in _READERS.items():
@@ -105,12 +111,14 @@ class Hooks:
             return
         # A subagent of a subagent starts in a thread without the message's context.
         parent = self._subagents.message_of(given.get("parent_session_id"))
-        session_id, message_id = given.get("child_session_id"), current_message_id() or parent
-        if not message_id or not isinstance(session_id, str):
+        session_id = given.get("child_session_id")
+        message_id = (current_message_id() if current_platform() == PLATFORM else "") or parent
+        if not isinstance(session_id, str):
             return
         goal = tool_calls.brief(str(given.get("child_goal") or ""))
         record = SubagentRecord(message_id, str(given.get("child_subagent_id") or session_id), goal)
         self._subagents.add(session_id, record)
+        self._subagents.add(record.subagent_id, record)  # also the id of its task
         body = Subagent(record.subagent_id, goal, "start")
         self._pass_on(message_id, lambda dispatcher, turn: dispatcher.offer(turn, body))
 

@@ -300,5 +300,10 @@ def _failed(final: Callback) -> Callback:
     """A final that says that the answer could not be passed on."""
     failure = InternalFailure("Hermes's answer could not be passed on")
     return Callback(
-        final.chat_id, final.reply_to, "", Final("failed", Problem.of(failure)), final.seq
+        final.chat_id,
+        final.reply_to,
+        "",
+        Final("failed", Problem.of(failure)),
+        final.seq,
+        final.agent,
     )

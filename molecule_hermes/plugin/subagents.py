@@ -16,6 +16,7 @@ __all__ = ["SubagentRecord", "Subagents"]
 @dataclass(frozen=True, slots=True)
 class SubagentRecord:
     message_id: str
+    """Empty if it does not work for a peer's message."""
     subagent_id: str
     goal: str
 
@@ -36,7 +37,10 @@ class Subagents:
 
     def get(self, session_id: object) -> SubagentRecord | None:
         with self._lock:
-            return self._records.get(session_id) if isinstance(session_id, str) else None
+            if not isinstance(session_id, str) or session_id not in self._records:
+                return None
+            self._records.move_to_end(session_id)
+            return self._records[session_id]
 
     def message_of(self, session_id: object) -> str:
         """The message that the session's subagent works for; empty for any other session."""

@@ -37,6 +37,9 @@ class Turn:
     journal: Journal = field(default_factory=lambda: Journal("", "", ""))
     """What the bridge is told of it. The ledger keeps it."""
     session_key: str = ""
+    """The chat's session as the platform's base class names it."""
+    agent_key: str = ""
+    """The same session as Hermes names it among its agents: another name for a profile's."""
     began: float = 0.0
     """When Hermes got the message, in seconds since 1970."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -78,6 +81,9 @@ class Turn:
     _draft: object = None
     _streamed: str = ""
 
+    def __str__(self) -> str:
+        return f"message {self.message_id} to agent {self.inbound.agent!r}"
+
     @property
     def message_id(self) -> str:
         return self.inbound.message_id
@@ -95,7 +101,8 @@ class Turn:
         return name in self.inbound.wants
 
     def callback(self, body: Body, content: str = "") -> Callback:
-        return Callback(self.chat_id, self.message_id, _encodable(content), body)
+        text, agent = _encodable(content), self.inbound.agent
+        return Callback(self.chat_id, self.message_id, text, body, agent=agent)
 
     def draft(self, draft_id: object, text: str) -> Callback | None:
         """What a cumulative draft adds. The text of a new segment replaces the old one."""

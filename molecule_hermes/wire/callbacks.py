@@ -229,13 +229,15 @@ _BODIES: Mapping[str, type[Body]] = {body.type: body for body in get_args(Body)}
 
 @dataclass(frozen=True, slots=True)
 class Callback:
-    """One event of a turn. `seq` counts up from 0 for each `reply_to`; older plugins send none."""
+    """One event of a turn. `seq` counts up from 0 for each `reply_to`, and `agent` is the agent of
+    the message; older plugins send neither."""
 
     chat_id: str
     reply_to: str
     content: str
     body: Body
     seq: int | None = None
+    agent: str = ""
 
     @classmethod
     def parse(cls, data: object) -> Self:
@@ -247,6 +249,7 @@ class Callback:
             content=fields.text("content"),
             body=_body(metadata),
             seq=metadata.count("seq"),
+            agent=metadata.label("agent", default=""),
         )
 
     @classmethod
@@ -267,6 +270,8 @@ class Callback:
         metadata = {"type": self.body.type, **self.body.to_json()}
         if self.seq is not None:
             metadata["seq"] = self.seq
+        if self.agent:
+            metadata["agent"] = self.agent
         return {
             "chat_id": self.chat_id,
             "content": self.content,

@@ -25,8 +25,10 @@ __all__ = [
     "MAX_STEER",
     "MAX_SYSTEM_PROMPT",
     "MAX_TEXT",
+    "MAX_TOOLSETS",
     "MAX_URL",
     "MAX_WANTS",
+    "PROFILE_REFUSED",
     "REPLY_PATH",
     "SECRET_HEADER",
     "STEER_PATH",
@@ -49,6 +51,9 @@ ATTACH_PATH = "/a2a/attach"
 TURNS_PATH = "/a2a/turns"
 REPLY_PATH = "/a2a/reply"
 
+PROFILE_REFUSED = "profile"
+"""The kind of a refusal: Hermes does not serve the profile of the message."""
+
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """The images that every model with vision accepts as they are."""
 
@@ -69,3 +74,4 @@ MAX_BATCH = 1024
 MAX_ARGS = 32
 MAX_MODELS = 16
 MAX_WANTS = 16
+MAX_TOOLSETS = 128

@@ -9,10 +9,12 @@ from typing import Self
 
 from molecule_hermes.wire.fields import Fields, checked_text
 from molecule_hermes.wire.limits import (
+    MAIN_AGENT,
     MAX_ATTACHMENTS,
     MAX_RESPONSE_FORMAT,
     MAX_STEER,
     MAX_SYSTEM_PROMPT,
+    MAX_TOOLSETS,
     MAX_WANTS,
 )
 
@@ -81,7 +83,9 @@ class Inbound:
     same value. A `system_prompt` replaces the one in Hermes's configuration for this message, and
     `model` Hermes's own model, at the same provider. `response_format` goes to that provider.
     `wants` names callbacks that the bridge understands and the peer may see, beyond those that
-    every bridge gets: `usage`, `subagent`, `reasoning`, `tool_detail`.
+    every bridge gets: `usage`, `subagent`, `reasoning`, `tool_detail`. `agent` is the agent that
+    the message is for, and `profile` the profile of Hermes that this agent is. With `toolsets`, the
+    agent may use no tool outside of them for this message.
     """
 
     chat_id: str
@@ -97,6 +101,9 @@ class Inbound:
     model: str = ""
     response_format: Mapping[str, object] | None = field(default=None, hash=False)
     wants: tuple[str, ...] = ()
+    agent: str = MAIN_AGENT
+    profile: str = ""
+    toolsets: tuple[str, ...] | None = None
 
     @classmethod
     def parse(cls, data: object) -> Self:
@@ -116,6 +123,9 @@ class Inbound:
             model=fields.label("model", default=""),
             response_format=fields.mapping("response_format", MAX_RESPONSE_FORMAT),
             wants=tuple(checked_text(item, "wants") for item in fields.items("wants", MAX_WANTS)),
+            agent=fields.label("agent", default="") or MAIN_AGENT,
+            profile=fields.label("profile", default=""),
+            toolsets=_toolsets(fields),
         )
 
     def to_json(self) -> dict[str, object]:
@@ -139,6 +149,12 @@ class Inbound:
             data["response_format"] = self.response_format
         if self.wants:
             data["wants"] = list(self.wants)
+        if self.agent != MAIN_AGENT:
+            data["agent"] = self.agent
+        if self.profile:
+            data["profile"] = self.profile
+        if self.toolsets is not None:
+            data["toolsets"] = list(self.toolsets)
         return data | _named(self.bridge)
 
 
@@ -189,16 +205,19 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Asks whether a message with this callback address would be accepted."""
+    """Asks whether a message with this callback address, for this profile, would be accepted."""
 
     callback_url: str
+    profile: str = ""
 
     @classmethod
     def parse(cls, data: object) -> Self:
-        return cls(callback_url=Fields(data).url("callback_url"))
+        fields = Fields(data)
+        return cls(fields.url("callback_url"), fields.label("profile", default=""))
 
     def to_json(self) -> dict[str, object]:
-        return {"callback_url": self.callback_url}
+        profile = {"profile": self.profile} if self.profile else {}
+        return {"callback_url": self.callback_url, **profile}
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +286,14 @@ class Steered:
     def to_json(self) -> dict[str, object]:
         answer: dict[str, object] = {"ok": True, "accepted": self.accepted}
         return answer | ({"reason": self.reason} if self.reason else {})
+
+
+def _toolsets(fields: Fields) -> tuple[str, ...] | None:
+    """None, which allows all, only if there is no such field: an empty list allows nothing."""
+    if not fields.has("toolsets"):
+        return None
+    items = fields.items("toolsets", MAX_TOOLSETS)
+    return tuple(checked_text(item, "toolsets") for item in items)
 
 
 def _named(bridge: str) -> dict[str, object]:

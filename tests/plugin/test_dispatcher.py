@@ -56,6 +56,11 @@ class FakeGateway:
         self.preparing = False
         self.steers: list[str] = []
 
+    def require_profile(self, profile: str) -> None: ...
+
+    def warm(self) -> bool:
+        return True
+
     def state(self) -> Literal["ready", "starting", "draining"]:
         return self.phase
 

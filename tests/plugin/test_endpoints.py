@@ -46,7 +46,7 @@ async def test_a_gateway_that_is_not_ready_says_when_to_retry(door: Door, state:
     async with door.client.get(HEALTH_PATH) as response:
         health = await response.json()
         assert health.pop("instance")
-        assert health == {"ok": True, "ready": False, "active": 0}
+        assert health == {"ok": True, "ready": False, "active": 0, "warm": True}
 
 
 async def test_a_full_queue_is_reported_as_busy(door: Door) -> None:

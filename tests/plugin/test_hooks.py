@@ -9,6 +9,7 @@ import pytest
 from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.hooks import Effect, Hooks
 from molecule_hermes.plugin.ledger import Ledger
+from molecule_hermes.plugin.settings import PLATFORM
 from molecule_hermes.plugin.turn import Turn
 from molecule_hermes.wire import (
     Callback,
@@ -58,6 +59,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Any:
     )
     hooks.attach(made)
     current = SimpleNamespace(message_id="m", cost=None)
+    monkeypatch.setattr("molecule_hermes.plugin.hooks.current_platform", lambda: PLATFORM)
     monkeypatch.setattr(
         "molecule_hermes.plugin.hooks.current_message_id", lambda: current.message_id
     )

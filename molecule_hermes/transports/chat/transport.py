@@ -33,6 +33,7 @@ from molecule_hermes.transports.chat.completions import (
     readable,
 )
 from molecule_hermes.transports.chat.history import with_history
+from molecule_hermes.transports.chat.profiles import base_of, require_profiles
 from molecule_hermes.transports.chat.reply import StreamedReply
 from molecule_hermes.turns.features import Feature, features_of, why_not
 from molecule_hermes.turns.model import (
@@ -80,11 +81,14 @@ class ChatTransport:
         patient: bool = False,
         connect_timeout: float = 5.0,
         backoff: Backoff = BACKOFF,
+        profile: str = "",
     ) -> None:
-        """With `patient`, turns wait for a Hermes that is not there: it is being restarted."""
+        """With `patient`, turns wait for a Hermes that is not there: it is being restarted.
+        `profile` is the profile of Hermes that answers turns which name none."""
         self._base_url = base_url.rstrip("/")
         self._api_key = api_key
         self._model = model
+        self._profile = profile
         self._backoff = backoff
         self._retried = (Busy, Draining, *((_NotListening,) if patient else ()))
         self._timeout = aiohttp.ClientTimeout(
@@ -119,7 +123,9 @@ class ChatTransport:
         """Requests `/models`, which needs the API key: a wrong one fails here, not in a turn."""
         limit = aiohttp.ClientTimeout(total=5.0)
         try:
-            url = f"{self._base_url}/models"
+            if self._profile:
+                await require_profiles(self._open_session(), self._base_url, self._profile)
+            url = f"{base_of(self._base_url, self._profile)}/models"
             async with self._open_session().get(
                 url, timeout=limit, allow_redirects=False
             ) as response:
@@ -188,7 +194,7 @@ class ChatTransport:
             raise TooLarge(
                 f"the message has {len(turn.text):,} characters; Hermes accepts {MAX_TEXT:,}"
             )
-        if turn.history and not await self._knows(turn.conversation):
+        if turn.history and not await self._knows(turn):
             turn = with_history(turn, MAX_TEXT)
         body = self._body(turn)
         delays = self._backoff.delays()
@@ -204,10 +210,13 @@ class ChatTransport:
                 )
                 await asyncio.sleep(delay)
 
-    async def _knows(self, session: str) -> bool:
+    def _base_of(self, turn: Turn) -> str:
+        return base_of(self._base_url, turn.profile or self._profile)
+
+    async def _knows(self, turn: Turn) -> bool:
         """Whether Hermes has the session. If it cannot be asked, it counts as known: to repeat
         earlier turns that Hermes remembers is worse than to leave them out."""
-        url = f"{self._base_url.removesuffix('/v1')}/api/sessions/{session}"
+        url = f"{self._base_of(turn).removesuffix('/v1')}/api/sessions/{turn.conversation}"
         limit = aiohttp.ClientTimeout(total=5.0)
         try:
             async with self._open_session().get(url, timeout=limit, allow_redirects=False) as found:
@@ -234,8 +243,11 @@ class ChatTransport:
     ) -> Completed | Failed:
         reply = StreamedReply(events)
         try:
+            if profile := turn.profile or self._profile:
+                # In each turn, because Hermes may have been restarted without profiles.
+                await require_profiles(self._open_session(), self._base_url, profile)
             async with self._open_session().post(
-                f"{self._base_url}/chat/completions",
+                f"{self._base_of(turn)}/chat/completions",
                 data=as_payload(body),
                 headers={
                     "Content-Type": "application/json",

@@ -19,6 +19,7 @@ from molecule_hermes.errors import (
 from molecule_hermes.transports.base import as_payload
 from molecule_hermes.wire import (
     HEALTH_PATH,
+    PROFILE_REFUSED,
     SECRET_HEADER,
     Answer,
     Attach,
@@ -28,7 +29,7 @@ from molecule_hermes.wire import (
     Steer,
 )
 
-__all__ = ["CONNECTIONS", "CallbackRefused", "PluginClient"]
+__all__ = ["CONNECTIONS", "CallbackRefused", "PluginClient", "ProfileRefused", "too_old_for"]
 
 CONNECTIONS = 64
 """The plugin answers each POST at once, so a few connections serve any number of turns."""
@@ -37,6 +38,17 @@ _TIMEOUT = 10.0
 
 class CallbackRefused(AuthFailure):
     """The plugin accepts the secret, but not this bridge's callback address."""
+
+
+class ProfileRefused(BadRequest):
+    """The Hermes does not serve the profile."""
+
+
+def too_old_for(what: str) -> BadRequest:
+    return BadRequest(
+        f"the plugin inside Hermes is too old for {what}",
+        hint="install the bridge's version of molecule-hermes beside that Hermes",
+    )
 
 
 class PluginClient:
@@ -112,6 +124,12 @@ class PluginClient:
             return CallbackRefused(
                 "the plugin inside Hermes does not call this bridge back",
                 hint="add this bridge to MOLECULE_A2A_PLATFORM_CALLBACKS of that Hermes",
+            )
+        if status in (404, 409) and body.get("kind") == PROFILE_REFUSED:
+            return ProfileRefused(
+                str(body.get("error", "")),
+                hint="make the profile with `hermes profile create`, and set "
+                "gateway.multiplex_profiles: true in that Hermes's config.yaml",
             )
         if status == 413:
             return TooLarge()

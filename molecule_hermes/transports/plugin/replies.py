@@ -49,9 +49,10 @@ Outcome = Literal["taken", "duplicate", "stale"]
 class Reply:
     """The events of one message's turn. Forgotten on exit."""
 
-    def __init__(self, replies: Replies, message_id: str, after: int = -1) -> None:
+    def __init__(self, replies: Replies, message_id: str, after: int = -1, agent: str = "") -> None:
         self._replies = replies
         self.message_id = message_id
+        self._agent = agent
         self._events: asyncio.Queue[TurnEvent] = asyncio.Queue()
         self._last_seq = after
         self.ended = False
@@ -82,7 +83,7 @@ class Reply:
             self._put(event)
 
     def take(self, callback: Callback) -> Outcome:
-        if self.ended:
+        if self.ended or self._is_of_another(callback.agent):
             return "stale"
         if callback.seq is not None:
             # The plugin sends one at a time and repeats what was not acknowledged, so a number
@@ -93,6 +94,10 @@ class Reply:
         self.final = self.final or isinstance(callback.body, Final)
         self._put(event_of(callback))
         return "taken"
+
+    def _is_of_another(self, agent: str) -> bool:
+        """Older plugins do not say for which agent a callback is."""
+        return bool(self._agent and agent) and agent != self._agent
 
     def _put(self, event: TurnEvent) -> None:
         self._events.put_nowait(event)
@@ -110,11 +115,11 @@ class Replies:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def register(self, message_id: str, after: int = -1) -> Reply:
-        """The reply of a message. Callbacks up to the number `after` are known already."""
+    def register(self, message_id: str, after: int = -1, agent: str = "") -> Reply:
+        """The reply of a message to an agent. Callbacks up to the number `after` are known."""
         if message_id in self._pending:
             raise InternalFailure("two turns with one message_id")
-        reply = self._pending[message_id] = Reply(self, message_id, after)
+        reply = self._pending[message_id] = Reply(self, message_id, after, agent)
         return reply
 
     def knows(self, message_id: str) -> bool:

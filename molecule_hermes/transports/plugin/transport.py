@@ -26,7 +26,9 @@ from molecule_hermes.transports.base import (
 )
 from molecule_hermes.transports.plugin.callback_server import ReplyServer
 from molecule_hermes.transports.plugin.client import CONNECTIONS, PluginClient
+from molecule_hermes.transports.plugin.messages import inbound_of
 from molecule_hermes.transports.plugin.replies import Replies, Reply
+from molecule_hermes.transports.plugin.served import Served
 from molecule_hermes.transports.plugin.steering import NOT_THERE, steered_of, until
 from molecule_hermes.turns.features import features_of
 from molecule_hermes.turns.model import (
@@ -42,16 +44,11 @@ from molecule_hermes.wire import (
     ANSWER_PATH,
     ATTACH_PATH,
     CANCEL_PATH,
-    CHECK_PATH,
     INBOUND_PATH,
     STEER_PATH,
     Answer,
     Attach,
-    Attachment,
     Cancel,
-    Check,
-    Inbound,
-    Origin,
     Steer,
     Steered,
 )
@@ -63,8 +60,6 @@ logger = logging.getLogger(__name__)
 _SENDS = 5
 _REFUSED_LIMIT = 2
 """After this many refused connections in a row, Hermes counts as dead."""
-_WANTS = ("subagent", "usage")
-"""Callbacks that every turn takes, but that a plugin must not send to an older bridge."""
 _SILENT_LIMIT = 10
 """After this many unanswered health checks in a row, Hermes counts as frozen."""
 
@@ -89,9 +84,11 @@ class PluginTransport:
         attach_for: float = 30.0,
         watch_every: float = 0.5,
         backoff: Backoff = BACKOFF,
+        profile: str = "",
     ) -> None:
         """With `patient`, turns wait for a Hermes that is not there: it is being restarted.
-        `attach_for` is how long a turn of an earlier bridge waits for Hermes, in seconds."""
+        `attach_for` is how long a turn of an earlier bridge waits for Hermes, in seconds.
+        `profile` is the profile of Hermes that `check` asks for."""
         self._client = PluginClient(base_url, secret)
         self._name = secrets.token_urlsafe(16)
         """Sent with each message, so that only this bridge can answer or cancel for it."""
@@ -102,6 +99,8 @@ class PluginTransport:
         self._patient = patient
         self._attach_for = attach_for
         self._watch_every = watch_every
+        self._profile = profile
+        self._served = Served(self._client, lambda: self._server.url)
         self._backoff = backoff
         self._accepted: dict[str, str] = {}
         """The plugin instance that accepted each message."""
@@ -141,14 +140,13 @@ class PluginTransport:
         """Checks the plugin's health, and whether it would accept a message of this bridge."""
         try:
             health = await self._client.health(timeout=3.0)
-            # An older plugin does not know the path. It answers 404 after checking the secret.
-            status, body = await self._client.post(CHECK_PATH, Check(self._server.url))
-            if status in (401, 403):
-                raise self._client.refusal(status, body)
+            await self._served.check(self._profile)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise self._client.unreachable() from error
         if not health.get("ready", True):  # older plugins report `ok` alone
             raise Draining("Hermes is starting or shutting down")
+        if not health.get("warm", True):
+            raise Draining("Hermes is warming up")
 
     async def run(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
         """Registers for the callbacks, sends the message and yields the events.
@@ -156,7 +154,7 @@ class PluginTransport:
         The message is sent in a separate task, because callbacks can arrive before the POST is
         answered.
         """
-        reply = self._replies.register(turn.message_id)
+        reply = self._replies.register(turn.message_id, agent=turn.agent)
         sender = asyncio.create_task(self._send(turn, reply), name=f"plugin:{turn.message_id}")
         try:
             async with contextlib.aclosing(self._follow(turn, reply)) as events:
@@ -174,7 +172,7 @@ class PluginTransport:
         if place.address != self._client.base_url:
             raise Interrupted("the turn ran in another Hermes before the agent was restarted")
         self._names[turn.message_id] = place.bridge
-        reply = self._replies.register(turn.message_id, place.seq)
+        reply = self._replies.register(turn.message_id, place.seq, turn.agent)
         try:
             body = await self._post_attach(turn, reply) or await self._missing(place)
         except BaseException:
@@ -308,12 +306,13 @@ class PluginTransport:
         A POST that timed out may have arrived. It is safe to repeat: the plugin runs each
         message_id once.
         """
-        message = self._inbound(turn)
+        message = inbound_of(turn, self._server.url, self._name_for(turn))
         sends = 0
         for delay in self._backoff.delays():
             try:
                 # Waiting here takes less memory than waiting inside aiohttp for a connection.
                 async with self._sending:
+                    await self._served.require(turn)
                     status, body = await self._client.post(INBOUND_PATH, message)
             except aiohttp.ClientConnectorError as error:
                 if sends or not self._patient:
@@ -329,6 +328,7 @@ class PluginTransport:
                 if status in (200, 202):  # older plugins answer 200
                     self._client.instance = str(body.get("instance", ""))
                     self._accepted[turn.message_id] = self._client.instance
+                    self._served.accepted(turn, body)
                     if body.get("duplicate"):
                         await self._attach_to_earlier(turn, reply)
                     return
@@ -340,29 +340,6 @@ class PluginTransport:
                     )
                 )
             await asyncio.sleep(delay)
-
-    def _inbound(self, turn: Turn) -> Inbound:
-        return Inbound(
-            chat_id=turn.conversation,
-            peer_id=turn.peer or "anonymous",
-            peer_name=turn.peer or "anonymous",
-            message_id=turn.message_id,
-            callback_url=self._server.url,
-            content=turn.text,
-            attachments=tuple(
-                Attachment(item.name, item.media_type, item.data) for item in turn.attachments
-            ),
-            metadata=Origin(
-                a2a_message_id=_label(turn.a2a_message_id),
-                a2a_task_id=_label(turn.task_id),
-                a2a_context_id=_label(turn.context_id),
-            ),
-            bridge=self._name_for(turn),
-            system_prompt=turn.system_prompt,
-            model=turn.model,
-            response_format=turn.response_format,
-            wants=(*_WANTS, *sorted(turn.extensions)),
-        )
 
     def _lost(self, sends: int) -> TurnFailure:
         """Once something was sent, it may have arrived, and the turn may run."""
@@ -412,8 +389,3 @@ class PluginTransport:
             reply = self._replies.get(message_id)
             if reply is not None and accepted_by != instance:
                 reply.add(Failed(Interrupted("Hermes died during the turn")))
-
-
-def _label(name: str) -> str:
-    """An id chosen by a peer, made valid for the wire."""
-    return "".join(char if char.isprintable() else " " for char in name)[:256]

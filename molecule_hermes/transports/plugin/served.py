@@ -1,0 +1,58 @@
+"""Whether the plugin inside Hermes keeps what a message relies on: its profile and its toolsets.
+
+An older plugin ignores both. It would run the message as Hermes's root agent, or with all tools, so
+it is asked first, once in each of its runs, and its acceptance has to repeat both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from molecule_hermes.transports.plugin.client import PluginClient, too_old_for
+from molecule_hermes.turns.model import Turn
+from molecule_hermes.wire import CHECK_PATH, PROFILE_REFUSED, Check
+
+__all__ = ["Served"]
+
+
+class Served:
+    def __init__(self, client: PluginClient, url: Callable[[], str]) -> None:
+        self._client = client
+        self._url = url
+        self._known: dict[str, str] = {}
+        """The run of the plugin that was last seen to serve each profile, and toolsets."""
+
+    async def check(self, profile: str) -> None:
+        """Raises aiohttp's errors, or the `TurnFailure` of a turn with this profile."""
+        status, body = await self._client.post(CHECK_PATH, Check(self._url(), profile))
+        if status in (401, 403) or (profile and body.get("kind") == PROFILE_REFUSED):
+            raise self._client.refusal(status, body)
+        if profile and status not in (200, 404):
+            raise self._client.refusal(status, body)
+        # An older plugin does not know the path. It answers 404 after checking the secret.
+        if profile and body.get("profile") != profile:
+            raise too_old_for(f"the profile {profile!r}")
+        if body.get("toolsets"):
+            self._known[profile] = self._client.instance
+
+    async def require(self, turn: Turn) -> None:
+        """Asks about what the turn relies on, if this run of the plugin was not asked yet."""
+        if not turn.profile and turn.toolsets is None:
+            return
+        if self._known.get(turn.profile) == self._client.instance != "":
+            return
+        with contextlib.suppress(ValueError):
+            await self._client.health(timeout=3.0)
+        await self.check(turn.profile)
+        if turn.profile not in self._known:
+            raise too_old_for("toolsets")
+
+    def accepted(self, turn: Turn, body: Mapping[str, Any]) -> None:
+        """Raises if the plugin accepted the message without what it relies on: Hermes was started
+        again with an older one meanwhile."""
+        if turn.profile and body.get("profile") != turn.profile:
+            raise too_old_for(f"the profile {turn.profile!r}")
+        if turn.toolsets is not None and not body.get("toolsets"):
+            raise too_old_for("toolsets")
