@@ -338,7 +338,7 @@ async def test_a_turn_that_is_canceled_before_it_was_sent_never_reaches_hermes(
 
     async def canceled_meanwhile(*args: Any) -> None:
         await working(*args)
-        (active,) = b._executor._runs.values()
+        (active,) = b.roster["main"].executor._runs.values()
         active.run.request_stop(Canceled())
 
     monkeypatch.setattr(status, "working", canceled_meanwhile)
@@ -436,7 +436,7 @@ async def test_shutdown_rejects_a_turn_whose_task_is_just_being_stored(
     async with bridge(transport, STORE="memory", DRAIN_TIMEOUT=0) as b, peer(b.url) as client:
         asking = asyncio.create_task(ask(client, "hi"))
         await saving.wait()
-        (active,) = b._executor._runs.values()
+        (active,) = b.roster["main"].executor._runs.values()
         stopping = asyncio.create_task(b.__aexit__(None, None, None))
         await until(lambda: active.run.stop)
         go.set()

@@ -91,7 +91,7 @@ async def test_a_cancel_during_the_resumption_stops_hermes(
         turn = await plugin.started()
     async with start(ready=False) as (bridge, client):
         canceling = asyncio.create_task(client.cancel_task(CancelTaskRequest(id=sent.task_id)))
-        (active,) = bridge._executor._runs.values()
+        (active,) = bridge.roster["main"].executor._runs.values()
         await until(lambda: active.run.stop is not None)
         gate.set()
         async with asyncio.timeout(5):  # less than the bridge waits for a turn that does not stop
