@@ -3,14 +3,17 @@
 from molecule_hermes.config.agents import (
     AgentConfig,
     Configuration,
+    Isolation,
     Limits,
     PeerConfig,
     RemoteHermes,
     RouteConfig,
+    isolation_of,
 )
-from molecule_hermes.config.settings import (
-    PREFIX,
-    Settings,
+from molecule_hermes.config.fields import PREFIX
+from molecule_hermes.config.file import load_configuration, with_peers
+from molecule_hermes.config.settings import Settings
+from molecule_hermes.config.variables import (
     secret_variables,
     settings_table,
     unknown_variables,
@@ -20,12 +23,16 @@ __all__ = [
     "PREFIX",
     "AgentConfig",
     "Configuration",
+    "Isolation",
     "Limits",
     "PeerConfig",
     "RemoteHermes",
     "RouteConfig",
     "Settings",
+    "isolation_of",
+    "load_configuration",
     "secret_variables",
     "settings_table",
     "unknown_variables",
+    "with_peers",
 ]

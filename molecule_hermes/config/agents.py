@@ -8,20 +8,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import SecretStr
 
 from molecule_hermes.wire import MAIN_AGENT
 
+if TYPE_CHECKING:
+    from molecule_hermes.config.settings import Settings
+
 __all__ = [
     "AgentConfig",
     "Configuration",
+    "Isolation",
     "Limits",
     "PeerConfig",
     "RemoteHermes",
     "RouteConfig",
+    "isolation_of",
 ]
+
+Isolation = Literal["shared", "peer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,7 @@ class AgentConfig:
     title: str = ""
     """Its name on its card."""
     description: str = ""
-    isolation: Literal["shared", "peer"] | None = None
+    isolation: Isolation | None = None
     model: str = ""
     """As HERMES_INFERENCE_MODEL names it."""
     models: tuple[str, ...] | None = None
@@ -96,6 +103,8 @@ class PeerConfig:
     models: tuple[str, ...] | None = None
     approvals: Literal["ask", "deny"] | None = None
     limits: Limits = Limits()
+    source: str = field(default="", compare=False)
+    """The file and the line; empty for a peer that only the environment names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +114,17 @@ class Configuration:
     default: str = MAIN_AGENT
     """The agent for requests that match no route."""
     peers: Mapping[str, PeerConfig] = field(default_factory=dict)
+    warnings: tuple[str, ...] = field(default=(), compare=False)
+    """What the operator should know, and what stops nothing."""
 
     def peer(self, name: str) -> PeerConfig:
         """What is said about the peer, if anything."""
         return self.peers.get(name) or PeerConfig(name)
+
+
+def isolation_of(agent: AgentConfig, settings: Settings, *, peers: int) -> Isolation:
+    """Whether the peers that reach the agent share its Hermes, or each has one of its own."""
+    if agent.hermes is not None:
+        return "shared"
+    default: Isolation = "peer" if peers > 1 and not settings.shared_memory else "shared"
+    return agent.isolation or settings.isolation or default
