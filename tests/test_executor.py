@@ -287,7 +287,7 @@ async def test_cancel_ends_the_task_even_when_hermes_does_not_stop(
     def impatient(*given: Any) -> dict[str, Any]:
         return executor_options(*given) | {"cancel_timeout": 0.2}
 
-    monkeypatch.setattr("molecule_hermes.server.bridge.executor_options", impatient)
+    monkeypatch.setattr("molecule_hermes.server.agent_factory.executor_options", impatient)
     transport = ScriptedTransport(TextDelta("so far"), 30.0, Completed("never"))
     transport.deaf = True
     async with bridge(transport) as b, peer(b.url) as client:

@@ -5,20 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pydantic import SecretStr
-
 from molecule_hermes.config import AgentConfig, Configuration, PeerConfig, Settings
 from molecule_hermes.protocol.policy import Policy
 from molecule_hermes.wire import MAIN_AGENT
 
-__all__ = ["policies", "policy_of", "settings_of", "with_peers"]
-
-
-def with_peers(settings: Settings, configuration: Configuration) -> Settings:
-    """The settings with the tokens of the configured peers, too."""
-    tokens: dict[str, SecretStr] = dict(settings.peer_tokens)
-    tokens |= {peer.name: peer.token for peer in configuration.peers.values() if peer.token}
-    return settings.model_copy(update={"peer_tokens": tokens})
+__all__ = ["policies", "policy_of", "settings_of"]
 
 
 def settings_of(agent: AgentConfig, settings: Settings) -> Settings:

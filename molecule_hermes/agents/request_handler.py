@@ -56,7 +56,10 @@ class Chooses(Protocol):
         """The agent for a new message; None if the peer reaches none under that tenant."""
 
     def reachable(self, peer: str, tenant: str) -> tuple[str, ...]:
-        """The agents to which the peer's tasks under that tenant may belong."""
+        """The agents that the peer's messages under that tenant can get."""
+
+    def allows(self, peer: str, agent: str) -> bool:
+        """Whether the peer may reach the agent at all."""
 
 
 class _Tenanted(Protocol):
@@ -204,8 +207,13 @@ class RoutingRequestHandler(RequestHandler):
         return agents[names[index]], calls[index]
 
     def _reachable(self, params: _Tenanted, context: ServerCallContext) -> tuple[str, ...]:
-        tenant = _tenant(params, context)
-        if not (names := self.routes.reachable(_peer(context), tenant)):
+        """The agents to which the peer's tasks may belong. Without a tenant, these are all that it
+        may reach: routes choose by more than the peer, and may have changed since."""
+        tenant, peer = _tenant(params, context), _peer(context)
+        names = self.routes.reachable(peer, tenant)
+        if not tenant:
+            names = tuple(name for name in self._roster.agents if self.routes.allows(peer, name))
+        if not names:
             raise _nobody(tenant)
         return names
 
@@ -239,5 +247,5 @@ def _skill(message: Message) -> str:
 def _nobody(tenant: str) -> InvalidParamsError:
     """Says the same of an agent that does not exist and of one that the peer may not reach."""
     if not tenant:
-        return InvalidParamsError("none of the agents here is for you; ask their operator")
+        return InvalidParamsError("no agent here takes this request from you; ask the operator")
     return InvalidParamsError(f"unknown tenant {shorten(tenant, _MAX_SHOWN)!r}")

@@ -97,14 +97,14 @@ class Roster:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        agents = self.all
+        self._agents, self._leaving = {}, {}
         async with contextlib.AsyncExitStack() as stack:
-            for agent in self.all:
-                if not agent.closing:
-                    stack.push_async_callback(agent.aclose)
-            self._agents, self._leaving = {}, {}
-            for task in self._retiring:
-                task.cancel()
-            await asyncio.gather(*self._retiring, return_exceptions=True)
+            for agent in agents:
+                stack.push_async_callback(agent.closed.wait if agent.closing else agent.aclose)
+        for task in self._retiring:
+            task.cancel()
+        await asyncio.gather(*self._retiring, return_exceptions=True)
 
     def __getitem__(self, name: str) -> Agent:
         return self._agents[name]

@@ -15,11 +15,10 @@ from starlette.requests import HTTPConnection
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from molecule_hermes.agents.policies import with_peers
 from molecule_hermes.agents.request_handler import RoutingRequestHandler
 from molecule_hermes.agents.roster import Agent, OpenTransport, Roster
 from molecule_hermes.agents.routes import Routes
-from molecule_hermes.config import AgentConfig, Configuration, Settings
+from molecule_hermes.config import AgentConfig, Configuration, Settings, with_peers
 from molecule_hermes.errors import StartError
 from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.net.ports import bind, socket_family

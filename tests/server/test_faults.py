@@ -332,7 +332,7 @@ async def test_many_clients_that_disconnect_at_once_leave_nothing_behind(
             ended = await _all_ended(client)
             figures = await _figures(b.url)
     assert sorted(reply_text(task) for task in ended) == sorted(f"wait {i}" for i in range(100))
-    assert figures['molecule_hermes_turns_total{kind="",state="completed"}'] == 100
+    assert figures['molecule_hermes_turns_total{agent="main",kind="",state="completed"}'] == 100
     assert figures["molecule_hermes_running_turns"] == 0
     assert "Traceback" not in caplog.text
 
