@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import get_args
@@ -9,7 +10,17 @@ from typing import get_args
 import pytest
 
 from molecule_hermes import wire
-from molecule_hermes.config import Settings
+from molecule_hermes.config import (
+    AgentConfig,
+    Configuration,
+    Limits,
+    PeerConfig,
+    RemoteHermes,
+    RouteConfig,
+    Settings,
+    load_configuration,
+    with_peers,
+)
 from molecule_hermes.errors import FAILURES
 
 ROOT = Path(__file__).parent.parent
@@ -81,6 +92,44 @@ def test_the_conformance_page_names_tests_that_exist() -> None:
     for path, test in named:
         file = ROOT / (path or "tests/server/test_conformance.py")
         assert f"def {test}(" in file.read_text(), test
+
+
+def _example(folder: Path) -> tuple[Configuration, Settings]:
+    """The configuration file of docs/agents.md, with the files that it names."""
+    (text,) = re.findall(r"^```yaml\n(.*?)^```", _page("agents"), re.M | re.S)
+    (folder / "main" / "skills").mkdir(parents=True)
+    (folder / "secrets").mkdir()
+    (folder / "main" / "SOUL.md").write_text("You are Ada.")
+    for name in ("main/keys.env", *re.findall(r"secrets/[\w-]+", text)):
+        (folder / name).touch(mode=0o600)
+        (folder / name).write_text(f"KEY_OF_{re.sub('[^a-z]', '_', name)}=0123456789")
+    file = folder / "agents.yaml"
+    file.write_text(text)
+    settings = Settings.from_env({"MOLECULE_HERMES_CONFIG": str(file)})
+    configuration = load_configuration(settings)
+    return configuration, with_peers(settings, configuration)
+
+
+def test_the_example_of_the_configuration_file_loads_and_has_every_key(tmp_path: Path) -> None:
+    found, settings = _example(tmp_path)
+    assert found.warnings == ()
+    assert list(settings.peer_tokens) == list(found.peers)
+    agents, defaults = list(found.agents.values()), AgentConfig()
+    used = {
+        field.name
+        for field in dataclasses.fields(AgentConfig)
+        if any(getattr(each, field.name) != getattr(defaults, field.name) for each in agents)
+    }
+    assert used == {field.name for field in dataclasses.fields(AgentConfig)}
+
+
+def test_the_docs_have_every_key_of_the_configuration_file() -> None:
+    keys = {"env": "env_file", "token": "token_file", "secret": "secret_file"}
+    internal = {"name", "source", "warnings"}
+    text = _page("agents")
+    for section in (AgentConfig, RemoteHermes, RouteConfig, PeerConfig, Limits, Configuration):
+        names = {field.name for field in dataclasses.fields(section)} - internal
+        assert [name for name in names if f"`{keys.get(name, name)}`" not in text] == [], section
 
 
 def _page(name: str) -> str:

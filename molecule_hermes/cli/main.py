@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
             )
     _plugin_command(commands)
     _send_command(commands)
+    _agents_command(commands)
     _client_command(commands, "card", _card, "print an agent's card as JSON")
     _client_command(commands, "doctor", _doctor, "find problems and say how to solve them")
     return parser
@@ -135,6 +136,27 @@ def _send_command(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     )
     add("--save", metavar="DIR", help="save files from the agent in this folder")
     add("--json", action="store_true", help="print raw events as JSON lines; do not ask questions")
+
+
+def _agents_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "list agents, routes and peers, or say which agent a request gets"
+    command = commands.add_parser("agents", help=text, description=text)
+    command.epilog = (
+        "They come from the file that MOLECULE_HERMES_CONFIG names. Exit codes: 0; 1 if the "
+        "request is refused; 2 if the file or a setting is not valid."
+    )
+    for option, what in _OF_A_REQUEST.items():
+        command.add_argument(f"--{option}", metavar=option.upper(), help=what)
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.set_defaults(run=_agents)
+
+
+_OF_A_REQUEST = {
+    "peer": "the name of the peer that sends the request",
+    "tenant": "the tenant that it names",
+    "context": "the ID of its context",
+    "skill": "the skill that it asks for",
+}
 
 
 def _plugin_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -228,6 +250,22 @@ def _card(options: argparse.Namespace) -> int:
         print(json.dumps(agent_card_to_dict(card), indent=2, ensure_ascii=False))
 
     return _run(show())
+
+
+def _agents(options: argparse.Namespace) -> int:
+    from molecule_hermes.cli.agents import Overview, Request
+
+    overview = Overview(Settings.from_env())
+    for warning in overview.warnings:
+        _say_progress(f"warning: {warning}")
+    given = {name: vars(options)[name] for name in _OF_A_REQUEST if vars(options)[name] is not None}
+    answer = overview.answer(Request(**given)) if given else None
+    shown = answer or overview
+    if options.json:
+        print(json.dumps(shown.as_json(), indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(map(redact, shown.lines())))
+    return 1 if answer is not None and answer.is_refused else 0
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -78,7 +78,7 @@ class Value:
             raise self.error(f"has {len(value)} entries, and may have {limit}")
         return [
             replace(self, name=f"{self.name}[{number}]", tree=tree)
-            for number, tree in enumerate(value)
+            for number, tree in enumerate(value, 1)
         ]
 
     def text(self, takes: str, pattern: str = r".+", *, shown: bool = True) -> str:

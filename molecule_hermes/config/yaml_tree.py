@@ -25,6 +25,7 @@ from ruamel.yaml.events import (
     StreamEndEvent,
     StreamStartEvent,
 )
+from ruamel.yaml.reader import ReaderError
 
 __all__ = ["MAX_BYTES", "Scalar", "Tree", "YamlProblem", "parse_yaml"]
 
@@ -80,6 +81,9 @@ def _events(text: str) -> Iterator[Any]:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(str(error.problem or error.context or "").split())
         raise YamlProblem(mark.line + 1 if mark else 1, f"not valid YAML: {problem}") from None
+    except ReaderError as error:
+        line = text[: int(error.position)].count("\n") + 1
+        raise YamlProblem(line, "not valid YAML: a control character") from None
     except Exception as error:
         # For some texts ruamel.yaml raises other errors than its own, such as AssertionError.
         raise YamlProblem(1, "not valid YAML") from error

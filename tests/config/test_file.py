@@ -224,22 +224,22 @@ REFUSED = [
     ("agents: {main: {zzz: 1}}", "FILE:1: agents.main.zzz is not known; there are approvals,"),
     ("agents: {main: {limits: {runing: 1}}}", "did you mean running?"),
     ("peers: {a: {token: x}}", "FILE:1: peers.a.token is not known; did you mean token_file?"),
-    ("routes: [{agents: main}]", "FILE:1: routes[0].agents is not known; did you mean agent?"),
+    ("routes: [{agents: main}]", "FILE:1: routes[1].agents is not known; did you mean agent?"),
     ("agents: []", "FILE:1: agents=[…] is not valid: it takes a mapping of agents' names"),
     ("[]", "FILE:1: the file=[…] is not valid: it takes a mapping with agents, default,"),
     ("just text", "FILE:1: the file=(not shown) is not valid"),
     ("agents: {main: 5}", "FILE:1: agents.main=5 is not valid"),
     ("routes: {}", "FILE:1: routes={…} is not valid: it takes a list of routes"),
-    ("routes: [main]", "FILE:1: routes[0]=(not shown) is not valid"),
+    ("routes: [main]", "FILE:1: routes[1]=(not shown) is not valid"),
     (
         "agents: {main: {toolsets: web}}",
         "agents.main.toolsets=(not shown) is not valid: it takes a list",
     ),
-    ("agents: {main: {toolsets: [web, 5]}}", "agents.main.toolsets[1]=5 is not valid"),
-    ("agents: {main: {toolsets: [web, web]}}", "agents.main.toolsets[1] repeats 'web'"),
-    ("agents: {main: {toolsets: [a b]}}", "agents.main.toolsets[0]='a b' is not valid"),
-    ("agents: {main: {models: [$KEY]}}", "agents.main.models[0]='$KEY' is not valid"),
-    ("agents: {main: {models: ['']}}", "agents.main.models[0]='' is not valid"),
+    ("agents: {main: {toolsets: [web, 5]}}", "agents.main.toolsets[2]=5 is not valid"),
+    ("agents: {main: {toolsets: [web, web]}}", "agents.main.toolsets[2] repeats 'web'"),
+    ("agents: {main: {toolsets: [a b]}}", "agents.main.toolsets[1]='a b' is not valid"),
+    ("agents: {main: {models: [$KEY]}}", "agents.main.models[1]='$KEY' is not valid"),
+    ("agents: {main: {models: ['']}}", "agents.main.models[1]='' is not valid"),
     ("agents: {main: {model: ''}}", "agents.main.model='' is not valid"),
     ("agents: {main: {model: }}", "agents.main.model=null is not valid"),
     ("agents: {main: {model: 5}}", "agents.main.model=5 is not valid"),
@@ -308,21 +308,21 @@ REFUSED = [
         "agents.a.models needs hermes.plugin",
     ),
     # Routes.
-    ("routes: [{peer: a}]", "FILE:1: routes[0] needs an agent"),
+    ("routes: [{peer: a}]", "FILE:1: routes[1] needs an agent"),
     (
         "routes: [{agent: x}]",
-        "FILE:1: routes[0].agent='x' is not valid: it takes the name of an agent: main",
+        "FILE:1: routes[1].agent='x' is not valid: it takes the name of an agent: main",
     ),
     ("default: x", "FILE:1: default='x' is not valid: it takes the name of an agent: main"),
     ("agents: {a: {}, b: {}}", "FILE:1: agents has no agent 'main': add `default: NAME`"),
-    ("routes: [{agent: main, tenant: ''}]", "routes[0].tenant='' is not valid: it takes a pattern"),
-    ("routes: [{agent: main, peer: 5}]", "routes[0].peer=5 is not valid"),
+    ("routes: [{agent: main, tenant: ''}]", "routes[1].tenant='' is not valid: it takes a pattern"),
+    ("routes: [{agent: main, peer: 5}]", "routes[1].peer=5 is not valid"),
     (
         "agents: {main: , a: }\nroutes: [{tenant: a, agent: main}]",
-        "FILE:2: routes[0].tenant can never match: 'a' is an agent",
+        "FILE:2: routes[1].tenant can never match: 'a' is an agent",
     ),
-    ("peers: {a: {agents: [x*]}}", "FILE:1: peers.a.agents[0] matches no agent: 'x*'"),
-    ("peers: {a: {agents: [main, other]}}", "peers.a.agents[1] matches no agent: 'other'"),
+    ("peers: {a: {agents: [x*]}}", "FILE:1: peers.a.agents[1] matches no agent: 'x*'"),
+    ("peers: {a: {agents: [main, other]}}", "peers.a.agents[2] matches no agent: 'other'"),
     ("peers: {a: {agents: []}}", "peers.a.agents is empty: the peer would reach no agent"),
     # YAML.
     ("agents:\n  main: {}\n  main: {}\n", "FILE:3: a key comes twice: it is in line 2, too"),
@@ -330,6 +330,9 @@ REFUSED = [
     ("agents:\n\t- x", "FILE:2: not valid YAML"),
     ("agents: !!python/object:os.system {}", "FILE:1: tags have no place here"),
     ("a: 1\n---\nb: 2", "FILE:2: the file has more than one document"),
+    ("a: 1\nb: \0", "FILE:2: not valid YAML: a control character"),
+    ('a: "\\ud800"', "FILE:1: an escaped character is none of Unicode's"),
+    ('a: "\\UFFFFFFFF"', "FILE:1: not valid YAML"),
     ("a: *b", "FILE:1: an alias has no anchor before it"),
     ("a: &a [*a]", "FILE:1: an alias has no anchor before it"),
     ("? [a]\n: b", "FILE:1: a key is not text"),
@@ -423,9 +426,7 @@ def test_a_route_that_an_earlier_one_makes_useless_is_refused(
     folder: Path, routes: str, number: int, earlier: int
 ) -> None:
     line = problem(folder, f"routes: {routes}", MOLECULE_HERMES_PEER_TOKENS=f"ab:{TOKEN}")
-    assert (
-        f"FILE:1: routes[{number}] can never match: routes[{earlier}] (line 1) comes first" in line
-    )
+    assert f"FILE:1: routes[{number + 1}] can never match: routes[{earlier + 1}] (line 1)" in line
 
 
 def test_routes_that_overlap_and_are_of_use_are_taken(folder: Path) -> None:
@@ -478,7 +479,7 @@ def test_what_may_be_a_mistake_is_a_warning(folder: Path) -> None:
         f"{file}:4: every user of this machine can read peers.a.token_file",
         f"{file}:5: peers.b has no token_file, and is not in MOLECULE_HERMES_PEER_TOKENS: "
         "it cannot call",
-        f"{file}:2: routes[0] is for peers like 'x*', and no such peer is known",
+        f"{file}:2: routes[1] is for peers like 'x*', and no such peer is known",
     )
 
 
