@@ -14,8 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import replace
@@ -31,7 +29,6 @@ from molecule_hermes.errors import (
     Busy,
     Draining,
     InternalFailure,
-    Interrupted,
     QuotaExceeded,
     TooLarge,
     TurnFailure,
@@ -40,10 +37,12 @@ from molecule_hermes.errors import (
 from molecule_hermes.protocol import status as updates
 from molecule_hermes.protocol.active_turn import ActiveTurn
 from molecule_hermes.protocol.data_reply import DataReplies
-from molecule_hermes.protocol.dialogue import Approvals, Dialogue
+from molecule_hermes.protocol.dialogue import Dialogue
 from molecule_hermes.protocol.extensions import requested
+from molecule_hermes.protocol.figures import figures_of, spent_by
 from molecule_hermes.protocol.incoming import Attachments, without_bytes
 from molecule_hermes.protocol.message_reply import MessageQueue
+from molecule_hermes.protocol.policy import Approvals, Policy
 from molecule_hermes.protocol.prompts import Prompts
 from molecule_hermes.protocol.recovery import Resumed
 from molecule_hermes.protocol.reply import REASONING, artifact_text
@@ -51,18 +50,15 @@ from molecule_hermes.protocol.schema_process import SchemaProcesses
 from molecule_hermes.protocol.states import INTERRUPTED, state_name
 from molecule_hermes.protocol.steering import Steering, SteeringContextBuilder
 from molecule_hermes.protocol.turn_record import TurnRecord
+from molecule_hermes.protocol.turn_request import (
+    caller_of,
+    refuse_an_orphaned_answer,
+    turn_of,
+)
 from molecule_hermes.protocol.turn_work import TurnWork
 from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.transports.base import Transport
-from molecule_hermes.turns.model import (
-    Canceled,
-    Completed,
-    Context,
-    End,
-    Failed,
-    Turn,
-    Usage,
-)
+from molecule_hermes.turns.model import Canceled, Completed, End, Failed, Turn
 from molecule_hermes.turns.run import State
 from molecule_hermes.turns.scheduler import Scheduler
 
@@ -92,6 +88,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         turn_timeout: float = 600.0,
         cancel_timeout: float = 10.0,
         approvals: Approvals = "ask",
+        policy_of: Callable[[str], Policy] | None = None,
         question_timeout: float = 300.0,
         asks: bool = True,
         replies_with_message: bool = False,
@@ -100,26 +97,27 @@ class HermesAgentProxyExecutor(AgentExecutor):
         complete: Callable[[Turn, Message], Turn] | None = None,
         schemas: SchemaProcesses | None = None,
     ) -> None:
-        """`admit` raises a `TurnFailure` for a peer whose turns are refused at present. Without
+        """`admit` raises a `TurnFailure` for a caller whose turns are refused at present. Without
         `asks`, Hermes's questions are refused at once. With `replies_with_message`, a turn emits
         one Message instead of a task; its questions must be refused then. `models` are those that
-        a message may choose. `complete` adds what a platform's messages say about their turns."""
+        a message may choose. `policy_of` replaces them, the system prompt and `approvals` by what
+        is right for a peer. `complete` adds what a platform's messages say about their turns."""
         self._transport = transport
         self._scheduler = scheduler or Scheduler()
-        self._system_prompt = system_prompt
+        for_all = Policy(system_prompt, models, approvals)
+        self.policy_of = policy_of or (lambda peer: for_all)
+        """Can be replaced; a turn that runs keeps the policy that it began with."""
         self._turn_timeout = turn_timeout
         self._cancel_timeout = cancel_timeout
         self._runs: dict[str, ActiveTurn] = {}
-        self._dialogue = Dialogue(
-            transport, approvals=approvals, question_timeout=question_timeout, asks=asks
-        )
+        self._dialogue = Dialogue(transport, question_timeout=question_timeout, asks=asks)
         schemas = schemas or SchemaProcesses()
         reader = attachments or Attachments(transport.features)
         self._work = TurnWork(
             transport,
             self._scheduler,
             self._dialogue,
-            prompts=Prompts(reader, schemas, transport.features, models),
+            prompts=Prompts(reader, schemas, transport.features),
             data_replies=DataReplies(schemas),
             runs=self._runs,
         )
@@ -203,13 +201,13 @@ class HermesAgentProxyExecutor(AgentExecutor):
         """Goes on with the turn of a task that an earlier bridge has left. The context is that of
         the message that began it."""
         task = context.current_task or Task()
+        policy = self.policy_of(caller_of(context).peer)
+        turn = self._turn(context, policy)
+        extensions = frozenset(record.extensions)
         active = ActiveTurn.create(
-            replace(
-                self._turn(context),
-                message_id=record.message_id,
-                extensions=frozenset(record.extensions),
-            ),
+            replace(turn, message_id=record.message_id, extensions=extensions),
             event_queue,
+            policy=policy,
             seconds=max(_LEAST_SECONDS, record.seconds_left),
             accepted=record.accepted,
             text=artifact_text(task),
@@ -242,6 +240,11 @@ class HermesAgentProxyExecutor(AgentExecutor):
             active.run.request_stop(Failed(failure))
         await asyncio.gather(*(self._stop(active) for active in left))
 
+    async def idle(self) -> None:
+        """Returns when no turn is left."""
+        while self._runs:
+            await next(iter(self._runs.values())).ended.wait()
+
     async def _all_ended(self, timeout: float, *, leave: bool) -> None:
         try:
             async with asyncio.timeout(timeout):
@@ -270,16 +273,22 @@ class HermesAgentProxyExecutor(AgentExecutor):
                 await active.ended.wait()
         except Exception as error:
             expected = isinstance(error, TimeoutError | TurnFailure)
-            logger.warning("turn %s did not stop", active.turn.message_id, exc_info=not expected)
+            logger.warning("%s did not stop", _name(active), exc_info=not expected)
             await self._end(active, Canceled())
             await active.abandon()
 
     async def _begin(self, context: RequestContext, event_queue: EventQueue) -> ActiveTurn:
         wants = requested(context.requested_extensions, self._transport.features)
-        turn = replace(self._turn(context), extensions=wants)
+        policy = self.policy_of(caller_of(context).peer)
+        turn = replace(self._turn(context, policy), extensions=wants)
         config = context.configuration
-        accepted = tuple(config.accepted_output_modes) if config is not None else ()
-        active = ActiveTurn.create(turn, event_queue, seconds=self._turn_timeout, accepted=accepted)
+        active = ActiveTurn.create(
+            turn,
+            event_queue,
+            policy=policy,
+            seconds=self._turn_timeout,
+            accepted=tuple(config.accepted_output_modes) if config is not None else (),
+        )
         self._register(active)
         if context.current_task is None:
             kept = without_bytes(context.message) if context.message is not None else None
@@ -287,8 +296,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
         self._start(active, self._run(active, context))
         return active
 
-    def _turn(self, context: RequestContext) -> Turn:
-        turn = replace(_turn(context), system_prompt=self._system_prompt)
+    def _turn(self, context: RequestContext, policy: Policy) -> Turn:
+        turn = turn_of(context, policy)
         return self._complete(turn, context.message) if context.message is not None else turn
 
     def _register(self, active: ActiveTurn) -> None:
@@ -304,7 +313,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         try:
             await self._end(active, await work)
         except Exception:
-            logger.exception("the end of turn %s could not be stored", active.turn.message_id)
+            logger.exception("the end of %s could not be stored", _name(active))
         finally:
             self._runs.pop(active.turn.task_id, None)
             self._ended.append(active.turn.task_id)
@@ -314,8 +323,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
             await active.forget_questions()
 
     async def _run(self, active: ActiveTurn, context: RequestContext) -> End:
-        _refuse_an_orphaned_answer(context)
-        self._admit(active.turn.peer)
+        refuse_an_orphaned_answer(context)
+        self._admit(caller_of(context).user_name)
         return await self._work.run(active, context)
 
     async def _bounded(self, active: ActiveTurn, work: Coroutine[Any, Any, End]) -> End:
@@ -330,7 +339,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
         except TurnFailure as failure:
             return Failed(failure)
         except Exception:
-            logger.exception("turn %s failed", active.turn.message_id)
+            logger.exception("%s failed", _name(active))
             return Failed(InternalFailure())
 
     async def _end(self, active: ActiveTurn, last: End) -> None:
@@ -355,58 +364,19 @@ class HermesAgentProxyExecutor(AgentExecutor):
                 message = updates.explain(active.updater, failure)
             case Canceled():
                 await active.reply.keep()
-        figures = _figures(active, last)
+        figures = figures_of(active, last)
         await active.updater.update_status(state, message, metadata=figures)
         self._metrics.turn_ended(
+            active.turn.agent,
             state_name(state),
             last.failure.kind if isinstance(last, Failed) else "",
             figures["durationSeconds"],
             figures.get("firstTextSeconds"),
         )
-        if usage := _spent(active, last)[0]:
-            self._metrics.spent(usage)
+        if usage := spent_by(active, last)[0]:
+            self._metrics.spent(active.turn.agent, usage)
 
 
-def _turn(context: RequestContext) -> Turn:
-    user = context.call_context.user
-    return Turn(
-        message_id=uuid.uuid4().hex,
-        peer=user.user_name if user.is_authenticated else "",
-        context_id=context.context_id or "",
-        task_id=context.task_id or "",
-        text="",
-        a2a_message_id=context.message.message_id if context.message is not None else "",
-    )
-
-
-def _refuse_an_orphaned_answer(context: RequestContext) -> None:
-    """The task waits for an answer, but its turn is gone: the bridge was restarted."""
-    if context.current_task is not None:
-        raise Interrupted(
-            "the turn that asked is gone",
-            hint="it may have run in part: find out what it did, then send a new message, without "
-            "taskId",
-        )
-
-
-def _figures(active: ActiveTurn, last: End) -> dict[str, Any]:
-    now = time.monotonic()
-    figures: dict[str, Any] = {"durationSeconds": round(now - active.began, 3)}
-    if active.first_text is not None:
-        figures["firstTextSeconds"] = round(active.first_text - active.began, 3)
-    usage, context = _spent(active, last)
-    if usage is not None or isinstance(last, Completed):
-        figures["usage"] = updates.usage(usage or Usage())
-    if context is not None:
-        figures["context"] = updates.context(context)
-    if isinstance(last, Completed) and last.incomplete:
-        figures["incomplete"] = True
-    return figures
-
-
-def _spent(active: ActiveTurn, last: End) -> tuple[Usage | None, Context | None]:
-    """The figures of the end, else the last ones that Hermes reported: a turn that the bridge
-    ended, or whose Hermes died, has used its tokens all the same."""
-    if last.usage is None and active.spent is not None:
-        return active.spent.usage, active.spent.context
-    return last.usage, last.context
+def _name(active: ActiveTurn) -> str:
+    """For the log."""
+    return f"turn {active.turn.message_id} of agent {active.turn.agent}"

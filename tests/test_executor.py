@@ -287,7 +287,7 @@ async def test_cancel_ends_the_task_even_when_hermes_does_not_stop(
     def impatient(*given: Any) -> dict[str, Any]:
         return executor_options(*given) | {"cancel_timeout": 0.2}
 
-    monkeypatch.setattr("molecule_hermes.server.bridge.executor_options", impatient)
+    monkeypatch.setattr("molecule_hermes.server.agent_factory.executor_options", impatient)
     transport = ScriptedTransport(TextDelta("so far"), 30.0, Completed("never"))
     transport.deaf = True
     async with bridge(transport) as b, peer(b.url) as client:
@@ -338,7 +338,7 @@ async def test_a_turn_that_is_canceled_before_it_was_sent_never_reaches_hermes(
 
     async def canceled_meanwhile(*args: Any) -> None:
         await working(*args)
-        (active,) = b._executor._runs.values()
+        (active,) = b.roster["main"].executor._runs.values()
         active.run.request_stop(Canceled())
 
     monkeypatch.setattr(status, "working", canceled_meanwhile)
@@ -436,7 +436,7 @@ async def test_shutdown_rejects_a_turn_whose_task_is_just_being_stored(
     async with bridge(transport, STORE="memory", DRAIN_TIMEOUT=0) as b, peer(b.url) as client:
         asking = asyncio.create_task(ask(client, "hi"))
         await saving.wait()
-        (active,) = b._executor._runs.values()
+        (active,) = b.roster["main"].executor._runs.values()
         stopping = asyncio.create_task(b.__aexit__(None, None, None))
         await until(lambda: active.run.stop)
         go.set()

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import get_args
 
-from molecule_hermes.agents.connections import create_transport
+from molecule_hermes.agents.connections import RemoteTransports, create_transport
 from molecule_hermes.agents.fleet_transport import FleetTransport
 from molecule_hermes.agents.managed import ManagedWorkers, Whose
-from molecule_hermes.config import AgentConfig, Configuration, Settings, isolation_of
+from molecule_hermes.config import AgentConfig, Configuration, Settings, isolation_of, with_peers
 from molecule_hermes.errors import ConfigError, Unreachable
 from molecule_hermes.hermes.credentials import Credentials, create_handover
 from molecule_hermes.hermes.fleet import Fleet, State, WorkerKey
@@ -22,6 +22,7 @@ from molecule_hermes.hermes.worker import Worker, WorkerPlan
 from molecule_hermes.hermes.worker_folders import WorkerFolders
 from molecule_hermes.plugin.handover import Handover
 from molecule_hermes.telemetry.metrics import Metrics
+from molecule_hermes.transports.base import Transport
 from molecule_hermes.turns.features import TransportName
 from molecule_hermes.wire import MAIN_AGENT
 
@@ -58,7 +59,8 @@ class Workers:
         environ: Mapping[str, str],
         say: Say,
     ) -> None:
-        self._settings = settings
+        self._own_settings = settings
+        self._settings = settings = with_peers(settings, configuration)
         self._configuration = configuration
         self._environ = environ
         self._main = main
@@ -74,10 +76,15 @@ class Workers:
             environ, main.home, transport, protected=(main.home.path,), say=say
         )
         self._models = models_of(settings, configuration, main, environ)
+        runs_main = WorkerKey(MAIN_AGENT) in self.eager
+        self._remote = RemoteTransports(settings, callback_port_is_taken=runs_main)
 
     # Agents.
 
-    def transport_of(self, agent: AgentConfig) -> FleetTransport:
+    def open_transport(self, agent: AgentConfig) -> Transport:
+        """The agent's transport, not entered yet."""
+        if agent.hermes is not None:
+            return self._remote.create(agent.hermes)
         name = agent.name
         check = partial(self._check, name)
         return FleetTransport(self.fleet, partial(self.key, name), self._transport, check)
@@ -129,11 +136,12 @@ class Workers:
         for state in get_args(State):
             watch(state)
 
-    def configure(self, settings: Settings, configuration: Configuration) -> None:
+    def configure(self, configuration: Configuration) -> None:
         """Takes a new configuration. Workers whose agent has changed are replaced when idle.
 
         Raises `ConfigError`, and then changes nothing.
         """
+        settings = with_peers(self._own_settings, configuration)
         self._models = models_of(settings, configuration, self._main, self._environ)
         self._settings, self._configuration = settings, configuration
         self.fleet.revise()

@@ -36,9 +36,18 @@ from molecule_hermes.hermes.workspace import merge_mcp_servers
 from molecule_hermes.net.ports import require_free_port
 from molecule_hermes.wire import MAIN_AGENT
 
-__all__ = ["MainSetup"]
+__all__ = ["MainSetup", "uses_main_hermes"]
 
 _TMP = "hermes-tmp"
+
+
+def uses_main_hermes(settings: Settings, configuration: Configuration) -> bool:
+    """Whether the main agent runs on HERMES_HOME itself, because all its peers share it."""
+    main = configuration.agents.get(MAIN_AGENT)
+    if main is None or main.hermes is not None:
+        return False
+    tokens = {*settings.peer_tokens, *(p.name for p in configuration.peers.values() if p.token)}
+    return isolation_of(main, settings, peers=len(tokens)) == "shared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +96,7 @@ class MainSetup:
 
     @property
     def _is_used(self) -> bool:
-        main = self.configuration.agents.get(MAIN_AGENT)
-        peers = len(self.settings.peer_tokens)
-        return (
-            main is not None
-            and main.hermes is None
-            and isolation_of(main, self.settings, peers=peers) == "shared"
-        )
+        return uses_main_hermes(self.settings, self.configuration)
 
     def _gateway(self, home: HermesHome, folders: WorkerFolders) -> Gateway:
         settings = self.settings

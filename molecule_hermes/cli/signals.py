@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Self
 
 __all__ = ["Signals"]
@@ -25,6 +26,16 @@ class Signals:
     def __exit__(self, *args: object) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().remove_signal_handler(number)
+
+    @contextmanager
+    def on_reload(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Within it, SIGHUP calls this, and does not end the process."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, callback)
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGHUP)
 
     def _received(self) -> None:
         if self._stop.is_set():

@@ -7,15 +7,16 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from molecule_hermes.agents.connections import TransportChoice
+from molecule_hermes.agents.connections import TransportChoice, require_profiles
 from molecule_hermes.agents.workers import MainHermes, Workers
-from molecule_hermes.cli.main_hermes import MainSetup
+from molecule_hermes.cli.main_hermes import MainSetup, uses_main_hermes
 from molecule_hermes.cli.messages import (
     Say,
     ready,
     stopping,
 )
 from molecule_hermes.cli.progress import progress
+from molecule_hermes.cli.reload import Reload
 from molecule_hermes.cli.serve import serve
 from molecule_hermes.cli.signals import Signals
 from molecule_hermes.config import (
@@ -24,7 +25,7 @@ from molecule_hermes.config import (
     load_configuration,
     with_peers,
 )
-from molecule_hermes.errors import StartError
+from molecule_hermes.errors import ConfigError, StartError
 from molecule_hermes.hermes.diagnosis import NotBoundError
 from molecule_hermes.server.bridge import Bridge
 from molecule_hermes.storage.state_dir import held, make_private
@@ -48,8 +49,10 @@ async def up(
     if settings.smoke_mode:
         await serve(settings, environ, say)
         return
-    configuration = load_configuration(settings)
-    settings = with_peers(settings, configuration)
+    configuration = await asyncio.to_thread(load_configuration, settings)
+    for warning in configuration.warnings:
+        say(f"  warning  {warning}")
+    own, settings = settings, with_peers(settings, configuration)
     settings.require_safe_exposure()
     settings.require_lasting_secrets()
     make_private(settings.state_dir)
@@ -59,7 +62,7 @@ async def up(
         stack.enter_context(held(settings.state_dir))
         setup = MainSetup(settings, configuration, environ, say, keep_config)
         main = await setup.prepare(stack, transport)
-        run = _Run(settings, configuration, environ, main, signals, say)
+        run = _Run(own, configuration, environ, main, signals, say)
         await run.serve(transport)
         async with progress(say, "stopping Hermes"):
             await stack.aclose()
@@ -96,13 +99,17 @@ class _Run:
             environ=self.environ,
             say=self._say_of_hermes,
         )
-        default = self.configuration.agents[self.configuration.default]
         demo = self.main.model.is_demo
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(workers.fleet)
-            transport = workers.transport_of(default)
             bridge = await stack.enter_async_context(
-                Bridge(self.settings, transport, demo=demo, warnings=warnings)
+                Bridge(
+                    self.settings,
+                    configuration=self.configuration,
+                    open_transport=workers.open_transport,
+                    demo=demo,
+                    warnings=warnings,
+                )
             )
             workers.measure(bridge.metrics)
             self.signals.on_second = [bridge.hasten.set, workers.hasten]
@@ -119,8 +126,25 @@ class _Run:
         self.say(f"  Hermes   {line}")
 
     async def _until_stopped(self, bridge: Bridge, name: TransportName, workers: Workers) -> None:
+        reload = Reload(
+            self.settings, bridge, self.say, check=self._require_no_restart, apply=workers.configure
+        )
+        with self.signals.on_reload(reload.begin):
+            await self._until_signal(bridge, name, workers)
+        await reload.aclose()
+
+    def _require_no_restart(self, configuration: Configuration) -> None:
+        """Raises `ConfigError` if the main Hermes would have to be started or stopped."""
+        before = uses_main_hermes(self.settings, self.configuration)
+        if uses_main_hermes(self.settings, configuration) is not before:
+            raise ConfigError(
+                "it changes whether the peers of the main agent share one Hermes",
+                "restart `molecule-hermes up` for that",
+            )
+
+    async def _until_signal(self, bridge: Bridge, name: TransportName, workers: Workers) -> None:
         if await self.signals.wait(self._until_ready(bridge, workers)):
-            tokens = bool(self.settings.peer_tokens)
+            tokens = bool(with_peers(self.settings, self.configuration).peer_tokens)
             self.say(ready(bridge.url, name, self.main.model, tokens=tokens))
             await self.signals.wait()
 
@@ -128,6 +152,7 @@ class _Run:
         """Starts the first worker, and the others in the background."""
         for key in [*workers.eager[1:], *workers.kept]:
             workers.fleet.start_soon(key)
+        await require_profiles(self.configuration, bridge.roster)
         for key in workers.eager[:1]:
             await workers.fleet.start(key)
         async with progress(self.say, "waiting for the bridge"):

@@ -15,6 +15,7 @@ from a2a.types import Part
 from molecule_hermes.errors import Busy, Interrupted
 from molecule_hermes.protocol import status as updates
 from molecule_hermes.protocol.output_modes import accepts
+from molecule_hermes.protocol.policy import Policy
 from molecule_hermes.protocol.reply import REASONING, ReplyArtifact
 from molecule_hermes.protocol.structured_output import StructuredOutput
 from molecule_hermes.protocol.turn_queue import TurnQueue
@@ -61,6 +62,7 @@ class ActiveTurn:
     deadline: asyncio.Timeout
     accepted: tuple[str, ...] = ()
     """The media types that the peer accepts; empty if it accepts everything."""
+    policy: Policy = Policy()  # noqa: RUF009 - it cannot be changed
     output: StructuredOutput | None = None
     """The data that the peer wants as its answer. No text is shown then: half JSON is none."""
     data: Part | None = None
@@ -101,6 +103,7 @@ class ActiveTurn:
         *,
         seconds: float,
         accepted: tuple[str, ...] = (),
+        policy: Policy = Policy(),  # noqa: B008 - it cannot be changed
         text: str = "",
         thought: str = "",
     ) -> Self:
@@ -110,7 +113,9 @@ class ActiveTurn:
         updater = TaskUpdater(queue, turn.task_id, turn.context_id)
         reply = ReplyArtifact(updater, text=text, on_flush=queue.advance)
         reasoning = ReplyArtifact(updater, REASONING, text=thought, on_flush=queue.advance)
-        active = cls(turn, queue, updater, reply, reasoning, asyncio.timeout(seconds), accepted)
+        active = cls(
+            turn, queue, updater, reply, reasoning, asyncio.timeout(seconds), accepted, policy
+        )
         active.found.set()
         return active
 

@@ -58,9 +58,11 @@ def build_card(
     url: str,
     features: frozenset[Feature],
     *,
+    tenant: str = "",
     demo: bool = False,
     warnings: Sequence[str] = (),
 ) -> AgentCard:
+    """With `tenant`, clients of A2A 1.0 name it in their requests."""
     remarks = ["It answers with the built-in demo model, not a real one."] if demo else []
     # The card is public.
     remarks += [f"Warning: {without_addresses(warning)}" for warning in warnings]
@@ -70,7 +72,7 @@ def build_card(
         name=settings.name,
         description=description,
         version=__version__,
-        supported_interfaces=_interfaces(url, settings.compat_v03),
+        supported_interfaces=_interfaces(url, tenant, settings.compat_v03),
         capabilities=AgentCapabilities(
             streaming=True, push_notifications=True, extensions=extensions(features, models)
         ),
@@ -102,13 +104,15 @@ def _modes(modes: Mapping[Feature, tuple[str, ...]], features: frozenset[Feature
     return [mode for feature, types in modes.items() if feature in features for mode in types]
 
 
-def _interfaces(url: str, compat_v03: bool) -> list[AgentInterface]:
+def _interfaces(url: str, tenant: str, compat_v03: bool) -> list[AgentInterface]:
     # A proxy that serves a path often serves what is below it, and redirects the path itself,
     # which turns a POST into a GET.
     rpc_url = f"{url}/" if urlsplit(url).path else url
-    versions = ["1.0", "0.3"] if compat_v03 else ["1.0"]
+    versions = {"1.0": tenant, "0.3": ""} if compat_v03 else {"1.0": tenant}  # 0.3 has no tenants
     return [
-        AgentInterface(protocol_binding=binding, protocol_version=version, url=address)
-        for version in versions
+        AgentInterface(
+            protocol_binding=binding, protocol_version=version, url=address, tenant=named
+        )
+        for version, named in versions.items()
         for binding, address in (("JSONRPC", rpc_url), ("HTTP+JSON", url))
     ]

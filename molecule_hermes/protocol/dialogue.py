@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 
 from a2a.server.agent_execution import RequestContext
 from a2a.types import Message
@@ -24,11 +24,9 @@ from molecule_hermes.protocol.questions import (
 from molecule_hermes.transports.base import QuestionGoneError, Transport
 from molecule_hermes.turns.model import Notice, Question, TurnEvent, is_last
 
-__all__ = ["Approvals", "Dialogue"]
+__all__ = ["Dialogue"]
 
 logger = logging.getLogger(__name__)
-
-Approvals = Literal["ask", "deny"]
 
 
 class Dialogue:
@@ -38,7 +36,6 @@ class Dialogue:
         self,
         transport: Transport,
         *,
-        approvals: Approvals,
         question_timeout: float,
         asks: bool = True,
     ) -> None:
@@ -47,7 +44,6 @@ class Dialogue:
         """Called when a turn has asked its peer."""
         self._transport = transport
         self._asks = asks
-        self._approvals = approvals
         self._question_timeout = question_timeout
 
     async def show(self, active: ActiveTurn, event: TurnEvent) -> None:
@@ -88,7 +84,7 @@ class Dialogue:
         if not self._asks:
             await self._refuse(active, question, "nobody can be asked here")
             return
-        if question.kind == "approval" and self._approvals == "deny":
+        if question.kind == "approval" and active.policy.approvals == "deny":
             await self._refuse(
                 active, question, "the operator does not allow peers to approve commands"
             )

@@ -36,20 +36,21 @@ class Prompts:
         attachments: Attachments,
         schemas: SchemaProcesses,
         features: frozenset[Feature],
-        models: Collection[str] = (),
     ) -> None:
         self._attachments = attachments
         self._schemas = schemas
-        self._models = models if Feature.MODEL_CHOICE in features else None
+        self._has_models = Feature.MODEL_CHOICE in features
 
     async def complete(
-        self, turn: Turn, context: RequestContext
+        self, turn: Turn, context: RequestContext, models: Collection[str]
     ) -> tuple[Turn, StructuredOutput | None]:
         """The turn as Hermes gets it, and the data that is its answer; None if that is text.
 
-        Raises a `TurnFailure` for a request that cannot be met.
+        `models` are those that the message may choose. Raises a `TurnFailure` for a request that
+        cannot be met.
         """
-        turn = replace(turn, model=chosen_model(context.message, self._models))
+        offered = models if self._has_models else None
+        turn = replace(turn, model=chosen_model(context.message, offered))
         output = await self.output(context, turn.peer)
         text, files = await self._attachments.read(context.message, turn.peer)
         earlier = quoted(context.related_tasks)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from a2a.auth.user import UnauthenticatedUser, User
 from a2a.server.agent_execution import RequestContext
 from a2a.server.context import ServerCallContext
 from a2a.server.events import EventQueue
@@ -16,6 +15,7 @@ from a2a.types import Message, Role, SendMessageConfiguration, SendMessageReques
 from a2a.utils.errors import A2AError
 
 from molecule_hermes.errors import Draining, Interrupted
+from molecule_hermes.protocol.caller import Caller
 from molecule_hermes.protocol.questions import meant
 from molecule_hermes.protocol.references import referenced_tasks
 from molecule_hermes.protocol.task_log import TaskLog
@@ -68,9 +68,15 @@ class Resumes(Protocol):
 class Recovery:
     """Takes over the unfinished tasks of a store."""
 
-    def __init__(self, tasks: TaskRegistry, executor: Resumes, webhooks: PushSender) -> None:
+    def __init__(
+        self,
+        tasks: TaskRegistry,
+        executor_of: Callable[[str], Resumes | None],
+        webhooks: PushSender,
+    ) -> None:
+        """`executor_of` returns the executor of an agent, or None if there is no such agent."""
         self._tasks = tasks
-        self._executor = executor
+        self._executor_of = executor_of
         self._webhooks = webhooks
         self._resumed: list[Resumed] = []
 
@@ -87,7 +93,10 @@ class Recovery:
             prepared = await asyncio.gather(*(self._take(item, record) for item, record in batch))
             # In this order: a queued turn that overtook the running one of its conversation would
             # hold the place for which that one waits.
-            self._resumed += [self._executor.resume(*each) for each in prepared if each]
+            self._resumed += [
+                executor.resume(context, record, log)
+                for executor, context, record, log in filter(None, prepared)
+            ]
         if unfinished:
             logger.warning(
                 "the last bridge left %d tasks without an end; %d of them go on if Hermes has them",
@@ -109,11 +118,16 @@ class Recovery:
 
     async def _take(
         self, item: Unfinished, record: TurnRecord | None
-    ) -> tuple[RequestContext, TurnRecord, TaskLog] | None:
-        """What the turn is resumed with; None if its task has ended instead."""
-        caller = ServerCallContext(user=_Owner.named(item.owner))
-        log = self._tasks.adopt(item.task, caller)
+    ) -> tuple[Resumes, RequestContext, TurnRecord, TaskLog] | None:
+        """What resumes the turn, and with what; None if its task has ended instead."""
+        caller = Caller.from_scope(item.owner)
+        call = ServerCallContext(user=caller)
+        log = self._tasks.adopt(item.task, call)
         followed = await self._webhooks.configs.recall(item.task.id)
+        executor = self._executor_of(caller.agent)
+        if executor is None:
+            await log.end(Interrupted(f"the agent {caller.agent} is no longer configured"))
+            return None
         if record is None:
             await log.end(Interrupted("the agent was restarted during the turn"))
             return None
@@ -121,11 +135,11 @@ class Recovery:
         if followed:
             # What was on its way to a webhook is lost; the whole task makes up for it.
             await self._webhooks.notify(item.task, log.copy())
-        context = await self._context(item.task, record, caller)
-        return context, record, log
+        context = await self._context(item.task, record, call)
+        return executor, context, record, log
 
     async def _context(
-        self, task: Task, record: TurnRecord, caller: ServerCallContext
+        self, task: Task, record: TurnRecord, call: ServerCallContext
     ) -> RequestContext:
         """The request that began the task."""
         message = task.history[0] if task.history else None
@@ -136,27 +150,8 @@ class Recovery:
         related: list[Task] = []
         # A task that was named may have been deleted meanwhile.
         with contextlib.suppress(A2AError):
-            related = await referenced_tasks(params.message, caller, self._tasks.get)
-        return RequestContext(caller, params, task.id, task.context_id, task, related)
-
-
-class _Owner(User):
-    """The peer that a stored task belongs to."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    @classmethod
-    def named(cls, name: str) -> User:
-        return cls(name) if name else UnauthenticatedUser()
-
-    @property
-    def is_authenticated(self) -> bool:
-        return True
-
-    @property
-    def user_name(self) -> str:
-        return self._name
+            related = await referenced_tasks(params.message, call, self._tasks.get)
+        return RequestContext(call, params, task.id, task.context_id, task, related)
 
 
 def _last_of_peer(task: Task) -> Message | None:

@@ -17,7 +17,7 @@ from a2a.types import ListTasksRequest, ListTasksResponse, Task
 
 from molecule_hermes.errors import StorageFailure
 from molecule_hermes.protocol.task_log import Listener, TaskLog
-from molecule_hermes.storage.base import Store
+from molecule_hermes.storage.base import Store, owners_of
 from molecule_hermes.storage.contents import merge_text, replace_non_finite, trim_rejected
 from molecule_hermes.storage.quota import StoredBytes
 
@@ -120,12 +120,29 @@ class TaskRegistry:
             replace_non_finite(task)
         return task
 
+    async def find(
+        self, task_id: str, callers: Sequence[ServerCallContext]
+    ) -> ServerCallContext | None:
+        """Returns the first of the callers to which the task belongs."""
+        for caller in callers:
+            if self.log(task_id, caller) is not None:
+                return caller
+        for caller in callers:
+            if await self._store.get(task_id, caller) is not None:
+                return caller
+        return None
+
     async def list(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
         """Returns the store's page, with the newest text of active tasks."""
         page = await self._store.list(params, context)
+        owners = owners_of(context)
         for task in page.tasks:
-            log = self.log(task.id, context)
-            if log is not None and (log.lost or log.task.status == task.status):
+            log = self._logs.get(task.id)
+            if (
+                log is not None
+                and log.owner in owners
+                and (log.lost or log.task.status == task.status)
+            ):
                 task.CopyFrom(log.copy())
             else:
                 replace_non_finite(task)

@@ -20,7 +20,7 @@ from molecule_hermes.protocol.recovery import Resumed
 from molecule_hermes.transports.base import NotSentError, Transport
 from molecule_hermes.turns.model import Canceled, End, Question, Turn, TurnEvent, is_last
 from molecule_hermes.turns.run import State, TurnRun
-from molecule_hermes.turns.scheduler import Scheduler
+from molecule_hermes.turns.scheduler import Scheduler, Slot
 
 __all__ = ["TurnWork"]
 
@@ -54,7 +54,8 @@ class TurnWork:
         """Takes a new turn to its end. Raises a `TurnFailure` if it has another one.
 
         It comes after the turn `before` it, although its files may be read sooner."""
-        active.turn, active.output = await self._prompts.complete(active.turn, context)
+        models = active.policy.models
+        active.turn, active.output = await self._prompts.complete(active.turn, context, models)
         if before is not None:
             await before.placed.wait()
         return await self._schedule(active)
@@ -94,7 +95,7 @@ class TurnWork:
     async def _attach(self, active: ActiveTurn, context: RequestContext, resumed: Resumed) -> End:
         turn, record = active.turn, resumed.record
         # First of all: the queued turns of the conversation come after it.
-        slot = self._scheduler.enter(turn.conversation, turn.peer, turn.size, runs=True)
+        slot = self._enter(turn, runs=True)
         async with slot as active.slot:
             active.placed.set()
             if not await slot.wait():
@@ -123,7 +124,7 @@ class TurnWork:
         if isinstance(active.run.stop, Canceled):
             return Canceled()
         # At shutdown the scheduler is closed and refuses the turn, which the peer may send again.
-        async with self._scheduler.enter(turn.conversation, turn.peer, turn.size) as active.slot:
+        async with self._enter(turn) as active.slot:
             active.placed.set()
             if not active.slot.started:
                 await updates.waiting(active.updater, *self._asking_before(turn))
@@ -133,6 +134,11 @@ class TurnWork:
             active.sent = not active.run.stop
             await updates.working(active.updater)
             return Canceled() if active.run.stop else await self._forward(active)
+
+    def _enter(self, turn: Turn, *, runs: bool = False) -> Slot:
+        return self._scheduler.enter(
+            turn.conversation, turn.peer, turn.size, agent=turn.agent, runs=runs
+        )
 
     def _asking_before(self, turn: Turn) -> tuple[str, Question | None]:
         """The task of the same conversation that waits for an answer, and its question."""

@@ -11,21 +11,30 @@ from molecule_hermes.protocol.workspace_files import WorkspaceFiles
 from molecule_hermes.transports.base import Transport
 from molecule_hermes.turns.scheduler import Scheduler
 
-__all__ = ["executor_options"]
+__all__ = ["create_scheduler", "executor_options", "running_of_peer"]
 
 
-def executor_options(settings: Settings, transport: Transport) -> dict[str, Any]:
-    """The keyword arguments of `HermesAgentProxyExecutor`, in our server and when embedded."""
+def create_scheduler(settings: Settings) -> Scheduler:
+    return Scheduler(
+        settings.max_running,
+        settings.max_waiting,
+        settings.max_waiting_of_peer,
+        max_running_of_peer=running_of_peer(settings),
+        max_waiting_bytes=settings.max_waiting_bytes,
+        max_paused=settings.max_questions,
+        max_paused_of_peer=settings.max_questions_of_peer,
+    )
+
+
+def executor_options(
+    settings: Settings, transport: Transport, scheduler: Scheduler | None = None
+) -> dict[str, Any]:
+    """The keyword arguments of `HermesAgentProxyExecutor`, in our server and when embedded.
+
+    Executors that share the bridge's capacity share the `scheduler`.
+    """
     return {
-        "scheduler": Scheduler(
-            settings.max_running,
-            settings.max_waiting,
-            settings.max_waiting_of_peer,
-            max_running_of_peer=_running_of_peer(settings),
-            max_waiting_bytes=settings.max_waiting_bytes,
-            max_paused=settings.max_questions,
-            max_paused_of_peer=settings.max_questions_of_peer,
-        ),
+        "scheduler": scheduler or create_scheduler(settings),
         "attachments": Attachments(
             transport.features,
             addresses=PublicOnly(settings.file_hosts),
@@ -42,7 +51,7 @@ def executor_options(settings: Settings, transport: Transport) -> dict[str, Any]
     }
 
 
-def _running_of_peer(settings: Settings) -> int:
+def running_of_peer(settings: Settings) -> int:
     """With several peers, no single peer may use all running turns."""
     if settings.max_running_of_peer or len(settings.peer_tokens) < 2:
         return settings.max_running_of_peer

@@ -12,21 +12,23 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
-from molecule_hermes.config import Settings
-from molecule_hermes.executor import HermesAgentProxyExecutor
+from molecule_hermes.agents.request_handler import RoutingRequestHandler
+from molecule_hermes.agents.roster import Agent, OpenTransport, Roster
+from molecule_hermes.agents.routes import Routes
+from molecule_hermes.config import AgentConfig, Configuration, Settings, with_peers
+from molecule_hermes.errors import StartError
 from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.net.ports import bind, socket_family
 from molecule_hermes.net.urls import base_url
-from molecule_hermes.protocol.card import build_card
-from molecule_hermes.protocol.message_handler import MessageRequestHandler
 from molecule_hermes.protocol.recovery import Recovery
-from molecule_hermes.protocol.request_handler import BridgeRequestHandler
-from molecule_hermes.protocol.schema_process import SchemaProcesses
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.protocol.webhooks import PushConfigs, PushSender
-from molecule_hermes.server.app import create_app, create_overload_app
-from molecule_hermes.server.assembly import executor_options
+from molecule_hermes.server.agent_factory import AgentFactory
+from molecule_hermes.server.app import CurrentApp, create_app, create_overload_app
+from molecule_hermes.server.assembly import create_scheduler, running_of_peer
 from molecule_hermes.server.connections import ConnectionTable, default_limit, open_files_limit
 from molecule_hermes.server.error_responses import shorten_sdk_logs
 from molecule_hermes.server.health import Check, Health, probe_routes
@@ -37,9 +39,7 @@ from molecule_hermes.storage.opening import OpenStore, open_store
 from molecule_hermes.storage.quota import StorageQuota
 from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.transports.base import Transport
-from molecule_hermes.turns.features import Feature, why_not
 from molecule_hermes.turns.idempotency import IdempotencyIndex
-from molecule_hermes.turns.scheduler import Scheduler
 
 __all__ = ["Bridge"]
 
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class Bridge:
-    """The A2A server with its executor: `async with Bridge(settings, transport) as bridge`.
+    """The A2A server with its agents: `async with Bridge(settings, transport) as bridge`.
 
     The server accepts requests at `bridge.url` until the block is left; then it drains its turns.
     """
@@ -55,18 +55,23 @@ class Bridge:
     def __init__(
         self,
         settings: Settings,
-        transport: Transport,
+        transport: Transport | None = None,
         *,
+        configuration: Configuration | None = None,
+        open_transport: OpenTransport | None = None,
         demo: bool = False,
         checks: Mapping[str, Check] | None = None,
         warnings: Sequence[str] = (),
     ) -> None:
-        settings.require_safe_exposure()
-        self._settings = settings
-        self._transport = transport
+        """`transport` is that of the only agent. With several agents in the `configuration`,
+        `open_transport` makes one for each, also for those that `reload` adds."""
+        self._own_settings = settings
+        self._configuration = configuration or Configuration()
+        self._settings = with_peers(settings, self._configuration)
+        self._settings.require_safe_exposure()
         self._demo = demo
         self._warnings = list(warnings)
-        self.health = Health({"hermes": transport.check, **(checks or {})})
+        self.health = Health({"hermes": self._check_default, **(checks or {})})
         self.metrics = Metrics()
         self.metrics.watch("demo_model", "1 if the demo model answers, else 0", lambda: demo)
         self.hasten = asyncio.Event()
@@ -75,9 +80,12 @@ class Bridge:
         """The URL that peers call, as on the card."""
         self.local_url = ""
         """The URL of the listening socket."""
+        self.roster = Roster(open_transport or _only(transport), self._build)
+        """The agents."""
         self._idempotency = IdempotencyIndex(settings.retry_window)
-        self._schemas = SchemaProcesses()
-        self._peer_tokens = PeerTokens(settings.peer_tokens)
+        self._peer_tokens = PeerTokens(self._settings.peer_tokens)
+        self._scheduler = create_scheduler(self._settings)
+        self._reloading = asyncio.Lock()
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -96,29 +104,55 @@ class Bridge:
         """Enters each part after those that it uses; the stack closes them in reverse order."""
         store = await stack.enter_async_context(open_store(self._settings))
         self._recall_messages(store)
-        await stack.enter_async_context(self._transport)
         configs = PushConfigs(store.tasks.push_configs)
         push = PushSender(configs, PublicOnly(self._settings.push_hosts))
         await stack.enter_async_context(push)
-        quota = self._quota(store)
-        self._executor = self._create_executor(quota)
-        endings = TaskEndings(self._executor, self._idempotency)
+        endings = TaskEndings(self.roster.executor_of, self._idempotency)
         await stack.enter_async_context(endings)
         tasks = self._create_registry(store, push, endings)
         await stack.enter_async_context(tasks)
         self.health.add("store", tasks.check)
-        recovery = Recovery(tasks, self._executor, push)
+        self._factory = self._create_factory(store, tasks, push)
+        await stack.enter_async_context(self.roster)
+        await self.roster.change(self._configuration.agents)
+        self._handler = RoutingRequestHandler(self.roster, tasks, Routes(self._configuration))
+        self._apply(self._settings, self._configuration)
+        recovery = Recovery(tasks, self.roster.executor_of, push)
         await recovery.take_over(store.unfinished)
         self.health.add("turns", recovery.check)
-        handler = self._create_handler(tasks, push, quota)
-        stack.push_async_callback(handler.aclose)
-        await stack.enter_async_context(self._create_server(handler, listener))
+        self._watch(tasks, push)
+        await stack.enter_async_context(self._create_server(listener))
         stack.push_async_callback(self._drain)
+
+    async def reload(self, configuration: Configuration) -> None:
+        """Takes a new configuration. Turns that run keep what they began with.
+
+        If it cannot be taken, the one before stays, and the error is raised.
+        """
+        async with self._reloading:
+            settings = with_peers(self._own_settings, configuration)
+            settings.require_safe_exposure()
+            await self.roster.change(configuration.agents)
+            self._apply(settings, configuration)
+            self._app.app = self._create_app()
+
+    def _apply(self, settings: Settings, configuration: Configuration) -> None:
+        """Does not wait for anything, so that no request sees a part of the change."""
+        self._settings, self._configuration = settings, configuration
+        self._peer_tokens = PeerTokens(settings.peer_tokens)
+        self._handler.routes = Routes(configuration)
+        self._scheduler.limit(
+            {name: agent.limits for name, agent in configuration.agents.items()},
+            {name: peer.limits for name, peer in configuration.peers.items()},
+            max_running_of_peer=running_of_peer(settings),
+        )
+        for agent in self.roster.agents.values():
+            self._factory.configure(agent, configuration, settings)
 
     @property
     def turns(self) -> int:
         """Turns that have not ended."""
-        return self._executor.turns
+        return self.roster.turns
 
     @property
     def known_messages(self) -> int:
@@ -141,20 +175,27 @@ class Bridge:
             ids = (sent.owner, sent.context_id, sent.message_id)
             self._idempotency.recall(*ids, sent.task_id, digest=sent.digest, age=age)
 
-    def _quota(self, store: OpenStore) -> StorageQuota:
-        settings = self._settings
-        self.metrics.watch("stored_bytes", "Bytes of stored tasks", lambda: store.stored.total)
-        return StorageQuota(store.stored, settings.max_stored_bytes_of_peer, settings.keep_days)
+    async def _check_default(self) -> None:
+        await self.roster[self._configuration.default].transport.check()
 
-    def _create_executor(self, quota: StorageQuota) -> HermesAgentProxyExecutor:
-        options = executor_options(self._settings, self._transport)
-        self._watch_scheduler(options["scheduler"])
-        return HermesAgentProxyExecutor(
-            self._transport,
-            **options,
-            metrics=self.metrics,
-            admit=quota.admit,
-            schemas=self._schemas,
+    def _build(self, config: AgentConfig, transport: Transport) -> Agent:
+        return self._factory.build(config, transport)
+
+    def _create_factory(
+        self, store: OpenStore, tasks: TaskRegistry, push: PushSender
+    ) -> AgentFactory:
+        settings = self._settings
+        return AgentFactory(
+            settings,
+            self.url,
+            tasks,
+            push,
+            StorageQuota(store.stored, settings.max_stored_bytes_of_peer, settings.keep_days),
+            self._scheduler,
+            self._idempotency,
+            self.metrics,
+            demo=self._demo,
+            warnings=self._warnings,
         )
 
     def _create_registry(
@@ -169,50 +210,39 @@ class Bridge:
             on_end=endings.task_ended,
         )
 
-    def _create_handler(
-        self, tasks: TaskRegistry, push: PushSender, quota: StorageQuota
-    ) -> BridgeRequestHandler:
-        settings, features = self._settings, self._transport.features
-        card = build_card(settings, self.url, features, demo=self._demo, warnings=self._warnings)
-        as_message = settings.reply == "message"
-        handler = (MessageRequestHandler if as_message else BridgeRequestHandler)(
-            self._executor,
-            tasks,
-            card,
-            push,
-            idempotency=self._idempotency,
-            quota=quota,
-            max_events=settings.max_events,
-            no_steering="" if Feature.STEERING in features else why_not(Feature.STEERING, "chat"),
-            metrics=self.metrics,
-            schemas=self._schemas,
-        )
-        self._watch_turns(push, handler)
-        return handler
-
-    def _create_server(self, handler: BridgeRequestHandler, listener: Listener) -> HttpServer:
+    def _create_server(self, listener: Listener) -> HttpServer:
         shorten_sdk_logs()
-        settings, metrics = self._settings, self.metrics
         table = self._create_connection_table()
-        probes = probe_routes(self.health, self._warnings, self._may_see_addresses, demo=self._demo)
-        app = create_app(
-            settings,
-            self.url,
-            handler.card,
-            handler,
-            probes=probes,
-            peer_tokens=self._peer_tokens,
-            metrics=metrics,
+        overload = create_overload_app(
+            self._settings, self.url, probes=self._probes(), metrics=self.metrics
         )
+        self._app = CurrentApp(self._create_app())
         return HttpServer(
-            app,
-            create_overload_app(settings, self.url, probes=probes, metrics=metrics),
+            self._app,
+            overload,
             listener,
             table,
-            metrics.connection_closed,
+            self.metrics.connection_closed,
             # The whole backlog is accepted at once, before any connection can be closed for it.
             backlog=min(2048, max(16, table.limit // 4)),
         )
+
+    def _create_app(self) -> ASGIApp:
+        agents = self.roster.agents
+        default = agents[self._configuration.default]
+        return create_app(
+            self._settings,
+            self.url,
+            self._factory.root_card(default, self._settings),
+            self._handler,
+            agents={name: agent.card for name, agent in agents.items()},
+            probes=self._probes(),
+            peer_tokens=self._peer_tokens,
+            metrics=self.metrics,
+        )
+
+    def _probes(self) -> list[Route]:
+        return probe_routes(self.health, self._warnings, self._may_see_addresses, demo=self._demo)
 
     def _create_connection_table(self) -> ConnectionTable[Any]:
         limit = self._settings.max_connections or default_limit()
@@ -232,18 +262,22 @@ class Bridge:
         """Whether a caller may read internal addresses and paths."""
         return self._peer_tokens.peer_of(conn) is not None or is_local(conn)
 
-    def _watch_scheduler(self, scheduler: Scheduler) -> None:
-        watch = self.metrics.watch
+    def _watch(self, tasks: TaskRegistry, push: PushSender) -> None:
+        watch, scheduler, roster = self.metrics.watch, self._scheduler, self.roster
+
+        def questions() -> int:
+            return sum(agent.executor.questions for agent in roster.all)
+
+        def pending() -> int:
+            return sum(agent.transport.pending for agent in roster.all)
+
         watch("running_turns", "Turns that run", lambda: scheduler.running)
         watch("waiting_turns", "Turns that wait for their turn", lambda: scheduler.waiting)
         watch("waiting_bytes", "Text and files of waiting turns", lambda: scheduler.waiting_bytes)
-
-    def _watch_turns(self, push: PushSender, handler: BridgeRequestHandler) -> None:
-        executor, transport = self._executor, self._transport
-        watch = self.metrics.watch
-        watch("active_tasks", "Tasks that run, or are followed", lambda: handler.active)
-        watch("open_questions", "Questions to peers without an answer", lambda: executor.questions)
-        watch("pending_replies", "Turns that Hermes has not ended", lambda: transport.pending)
+        watch("stored_bytes", "Bytes of stored tasks", lambda: tasks.stored.total)
+        watch("active_tasks", "Tasks that run, or are followed", lambda: len(tasks))
+        watch("open_questions", "Questions to peers without an answer", questions)
+        watch("pending_replies", "Turns that Hermes has not ended", pending)
         watch("waiting_pushes", "Push notifications on their way", lambda: push.waiting)
         watch("failed_pushes", "Push notifications given up so far", lambda: push.failed)
 
@@ -251,14 +285,29 @@ class Bridge:
         self.health.draining = True
         leave = self._settings.keep_worker
         timeout = self._settings.drain_timeout
-        draining = asyncio.create_task(self._executor.drain(timeout, leave=leave))
+        draining = asyncio.create_task(self.roster.drain(timeout, leave=leave))
         hastened = asyncio.create_task(self.hasten.wait())
         await asyncio.wait({draining, hastened}, return_when=asyncio.FIRST_COMPLETED)
         hastened.cancel()
         if not draining.done():
             draining.cancel()
             await asyncio.gather(draining, return_exceptions=True)
-            await self._executor.drain(0, leave=leave)
+            await self.roster.drain(0, leave=leave)
+
+
+def _only(transport: Transport | None) -> OpenTransport:
+    """For a bridge with one agent."""
+    left = [transport] if transport is not None else []
+
+    def take(config: AgentConfig) -> Transport:
+        if not left:
+            raise StartError(
+                f"there is no Hermes for the agent {config.name}",
+                "give the bridge open_transport",
+            )
+        return left.pop()
+
+    return take
 
 
 def _listen(settings: Settings) -> Listener:

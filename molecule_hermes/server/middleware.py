@@ -77,7 +77,7 @@ def is_local(conn: HTTPConnection) -> bool:
 
 
 class PublicPathsMiddleware:
-    """Serves exactly the paths of the routes of `public`, and passes other requests to `app`.
+    """Serves the paths of the routes of `public`, and passes all other requests to `app`.
 
     `public` refuses methods other than GET and HEAD, so a request to a public path never reaches
     `app`, whatever is mounted there.
@@ -86,11 +86,14 @@ class PublicPathsMiddleware:
     def __init__(self, app: ASGIApp, public: Starlette) -> None:
         self._app = app
         self._public = public
-        self._paths = frozenset(r.path for r in public.routes if isinstance(r, Route))
+        routes = [route for route in public.routes if isinstance(route, Route)]
+        self._paths = frozenset(route.path for route in routes)
+        self._patterns = [r.path_regex for r in routes if r.param_convertors]
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        app = self._public if scope["path"] in self._paths else self._app
-        return app(scope, receive, send)
+        path = scope["path"]
+        is_public = path in self._paths or any(p.match(path) for p in self._patterns)
+        return (self._public if is_public else self._app)(scope, receive, send)
 
 
 def refuse_overload(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:

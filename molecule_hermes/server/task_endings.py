@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Self
 
 from a2a.server.agent_execution import AgentExecutor, RequestContext
 from a2a.server.context import ServerCallContext
 from a2a.types import TaskState
 
+from molecule_hermes.protocol.caller import Caller
 from molecule_hermes.protocol.task_log import TaskLog
 from molecule_hermes.turns.idempotency import IdempotencyIndex
 
@@ -22,8 +24,11 @@ class TaskEndings:
     """`async with` it and pass `task_ended` to the registry. On exit it waits for the turns that it
     is stopping."""
 
-    def __init__(self, executor: AgentExecutor, idempotency: IdempotencyIndex) -> None:
-        self._executor = executor
+    def __init__(
+        self, executor_of: Callable[[str], AgentExecutor | None], idempotency: IdempotencyIndex
+    ) -> None:
+        """`executor_of` returns the executor of an agent, if there is such an agent."""
+        self._executor_of = executor_of
         self._idempotency = idempotency
         self._stopping: set[asyncio.Task[None]] = set()
 
@@ -48,7 +53,9 @@ class TaskEndings:
     async def _stop_turn(self, log: TaskLog) -> None:
         """Nobody can read the result of a turn whose task could not be stored."""
         try:
-            context = RequestContext(ServerCallContext(), task_id=log.task.id)
-            await self._executor.cancel(context, log)
+            executor = self._executor_of(Caller.from_scope(log.owner).agent)
+            if executor is not None:
+                context = RequestContext(ServerCallContext(), task_id=log.task.id)
+                await executor.cancel(context, log)
         except Exception:
             logger.exception("the turn of task %s could not be stopped", log.task.id)

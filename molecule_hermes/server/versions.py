@@ -13,6 +13,8 @@ from a2a.utils.constants import PROTOCOL_VERSION_0_3, PROTOCOL_VERSION_1_0, VERS
 from a2a.utils.errors import VersionNotSupportedError
 from starlette.requests import HTTPConnection, Request
 
+from molecule_hermes.agents.request_handler import PATH_AGENT
+
 __all__ = ["V03", "V10", "CallContextBuilder", "requested_version", "require_version"]
 
 V03, V10 = PROTOCOL_VERSION_0_3, PROTOCOL_VERSION_1_0
@@ -55,9 +57,11 @@ def _major(version: str) -> str | None:
 
 
 class CallContextBuilder(DefaultServerCallContextBuilder):
-    """Passes the version in the query string on to the SDK as if it were the header."""
+    """Passes the version in the query string on to the SDK as if it were the header, and the agent
+    in the path to the request handler."""
 
     def build(self, request: Request) -> ServerCallContext:
         context = super().build(request)
         context.state["headers"][VERSION_HEADER.lower()] = requested_version(request)
+        context.state[PATH_AGENT] = request.path_params.get("agent", "")
         return context

@@ -7,13 +7,34 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Self
 
 from a2a.server.context import ServerCallContext
+from a2a.server.owner_resolver import resolve_user_scope
 from a2a.server.tasks import PushNotificationConfigStore, TaskStore
 from a2a.types import Task
 
-__all__ = ["PATIENCE", "OnDeleted", "PushConfigs", "Sent", "Store", "Unfinished", "call_limit"]
+__all__ = [
+    "OWNERS",
+    "PATIENCE",
+    "OnDeleted",
+    "PushConfigs",
+    "Sent",
+    "Store",
+    "Unfinished",
+    "call_limit",
+    "owners_of",
+]
 
 PATIENCE = 5.0
 """Seconds to wait for a lock, or for a connection to a database."""
+
+
+OWNERS = "owners"
+"""In the state of a call's context: the owners whose tasks a listing shows together."""
+
+
+def owners_of(context: ServerCallContext) -> Sequence[str]:
+    """The owners whose tasks a listing shows: usually the caller alone. No task id occurs twice,
+    because the bridge makes them."""
+    return context.state.get(OWNERS) or (resolve_user_scope(context),)
 
 
 def call_limit(patience: float) -> float:

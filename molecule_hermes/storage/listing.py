@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from a2a.types import ListTasksRequest, ListTasksResponse, Task
@@ -16,7 +16,7 @@ from a2a.utils.task import (
 )
 from google.protobuf.timestamp_pb2 import Timestamp
 
-__all__ = ["MAX_PAGE_BYTES", "Key", "Listing", "bounded", "nanoseconds"]
+__all__ = ["MAX_PAGE_BYTES", "Key", "Listing", "bounded", "marks", "nanoseconds"]
 
 MAX_PAGE_BYTES = 4 * 2**20
 """One larger task is a page of its own."""
@@ -38,10 +38,10 @@ class Listing:
     The newest tasks come first; tasks without a timestamp come last.
     """
 
-    def __init__(self, params: ListTasksRequest, owner: str) -> None:
+    def __init__(self, params: ListTasksRequest, owners: Sequence[str]) -> None:
         self.page_size = params.page_size or DEFAULT_LIST_TASKS_PAGE_SIZE
-        self.where = "owner = ?"
-        self.values: list[Any] = [owner]
+        self.where = f"owner IN ({marks(len(owners))})"
+        self.values: list[Any] = list(owners)
         self._token = params.page_token
         if params.context_id:
             self._require("context_id = ?", params.context_id)
@@ -96,6 +96,11 @@ class Listing:
             updated,
             task_id,
         )
+
+
+def marks(count: int) -> str:
+    """For so many values in SQL."""
+    return ", ".join("?" * count)
 
 
 def nanoseconds(timestamp: Timestamp) -> int:

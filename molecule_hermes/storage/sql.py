@@ -25,9 +25,9 @@ from google.protobuf.message import DecodeError
 
 from molecule_hermes.errors import StartError, StorageFailure
 from molecule_hermes.protocol.states import TERMINAL
-from molecule_hermes.storage.base import PushConfigs, Sent, Store, Unfinished
+from molecule_hermes.storage.base import PushConfigs, Sent, Store, Unfinished, owners_of
 from molecule_hermes.storage.contents import content_digest, unreadable
-from molecule_hermes.storage.listing import Key, Listing, nanoseconds
+from molecule_hermes.storage.listing import Key, Listing, marks, nanoseconds
 
 __all__ = ["Row", "SqlDatabase", "SqlTaskStore", "task_row"]
 
@@ -52,11 +52,12 @@ ON CONFLICT (owner, id) DO UPDATE SET
 """
 _GET = "SELECT id, context_id, state, last_updated, task FROM {tasks} WHERE owner = ? AND id = ?"
 _GET_ALL = """
-SELECT id, context_id, state, last_updated, task FROM {tasks} WHERE owner = ? AND id IN ({ids})
+SELECT id, context_id, state, last_updated, task FROM {tasks}
+WHERE owner IN ({owners}) AND id IN ({ids})
 """
 _DELETE = "DELETE FROM {tasks} WHERE owner = ? AND id = ?"
 _COUNT = "SELECT count(*) FROM {tasks} WHERE {where}"
-_POSITION = "SELECT last_updated FROM {tasks} WHERE owner = ? AND id = ?"
+_POSITION = "SELECT last_updated FROM {tasks} WHERE owner IN ({owners}) AND id = ?"
 _KEYS = """
 SELECT last_updated, id, length(task) FROM {tasks} WHERE {where}
 ORDER BY last_updated DESC NULLS LAST, id DESC LIMIT ?
@@ -147,39 +148,40 @@ class SqlTaskStore(Store):
     async def list(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
         try:
             async with asyncio.timeout(self._database.limit):
-                return await self._list(params, resolve_user_scope(context))
+                return await self._list(params, owners_of(context))
         except TimeoutError as error:
             raise StorageFailure(
                 f"the listing took longer than {self._database.limit:g} s"
             ) from error
 
-    async def _list(self, params: ListTasksRequest, owner: str) -> ListTasksResponse:
+    async def _list(self, params: ListTasksRequest, owners: Sequence[str]) -> ListTasksResponse:
         """Reads the sizes first: a page has a limit of bytes."""
-        listing = Listing(params, owner)
+        listing = Listing(params, owners)
         ((total,),) = await self._tables.read(_COUNT, listing.values, where=listing.where)
-        await self._start(listing, owner)
+        await self._start(listing, owners)
         values = (*listing.values, listing.page_size + 1)
         found = await self._tables.read(_KEYS, values, where=listing.where)
         keys, token = listing.cut(Key(*row) for row in found)
         page = ListTasksResponse(
             total_size=total, page_size=listing.page_size, next_page_token=token
         )
-        page.tasks.extend(await self._get_all(owner, [key.id for key in keys]))
+        page.tasks.extend(await self._get_all(owners, [key.id for key in keys]))
         return page
 
-    async def _start(self, listing: Listing, owner: str) -> None:
+    async def _start(self, listing: Listing, owners: Sequence[str]) -> None:
         if (first := listing.start()) is None:
             return
-        if not (found := await self._tables.read(_POSITION, (owner, first))):
+        found = await self._tables.read(_POSITION, (*owners, first), owners=marks(len(owners)))
+        if not found:
             raise listing.bad_token()
         listing.start_at(found[0][0], first)
 
-    async def _get_all(self, owner: str, ids: Sequence[str]) -> Iterable[Task]:
+    async def _get_all(self, owners: Sequence[str], ids: Sequence[str]) -> Iterable[Task]:
         """The tasks in this order, without those that were deleted meanwhile."""
         if not ids:
             return []
-        marks = ", ".join("?" * len(ids))
-        rows = await self._tables.read(_GET_ALL, (owner, *ids), ids=marks)
+        conditions = {"owners": marks(len(owners)), "ids": marks(len(ids))}
+        rows = await self._tables.read(_GET_ALL, (*owners, *ids), **conditions)
         tasks = {task.id: task for task in map(_task, rows)}
         return [tasks[task_id] for task_id in ids if task_id in tasks]
 

@@ -26,13 +26,14 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._turns = Counter(
             "molecule_hermes_turns",
-            "Turns that ended, by their task's state and the kind of failure",
-            ["state", "kind"],
+            "Turns that ended, by agent, their task's state and the kind of failure",
+            ["agent", "state", "kind"],
             registry=self._registry,
         )
         self._seconds = Histogram(
             "molecule_hermes_turn_seconds",
-            "From a peer's message to the end of its turn",
+            "From a peer's message to the end of its turn, by agent",
+            ["agent"],
             buckets=_SECONDS,
             registry=self._registry,
         )
@@ -64,20 +65,20 @@ class Metrics:
         self._models: set[str] = set()
         self._tokens = Counter(
             "molecule_hermes_tokens",
-            "Tokens that turns used, by model and kind; cached is part of input, reasoning of "
-            "output",
-            ["model", "kind"],
+            "Tokens that turns used, by agent, model and kind; cached is part of input, "
+            "reasoning of output",
+            ["agent", "model", "kind"],
             registry=self._registry,
         )
         self._cost = Counter(
             "molecule_hermes_cost_usd",
-            "What turns cost in US dollars by model, as far as Hermes knows the prices",
-            ["model"],
+            "What turns cost in US dollars by agent and model, as far as Hermes knows the prices",
+            ["agent", "model"],
             registry=self._registry,
         )
 
-    def spent(self, usage: Usage) -> None:
-        """Counts what a turn used."""
+    def spent(self, agent: str, usage: Usage) -> None:
+        """Counts what a turn of the agent used."""
         for part in usage.models or (usage,):
             model = self._label(part.model)
             kinds = {
@@ -87,9 +88,9 @@ class Metrics:
                 "reasoning": part.reasoning_tokens,
             }
             for kind, tokens in kinds.items():
-                self._tokens.labels(model, kind).inc(tokens)
+                self._tokens.labels(agent, model, kind).inc(tokens)
             if part.cost_usd is not None:
-                self._cost.labels(model).inc(part.cost_usd)
+                self._cost.labels(agent, model).inc(part.cost_usd)
 
     def _label(self, model: str) -> str:
         if model not in self._models and len(self._models) >= _MAX_MODELS:
@@ -97,9 +98,11 @@ class Metrics:
         self._models.add(model)
         return model
 
-    def turn_ended(self, state: str, kind: str, seconds: float, first_text: float | None) -> None:
-        self._turns.labels(state, kind).inc()
-        self._seconds.observe(seconds)
+    def turn_ended(
+        self, agent: str, state: str, kind: str, seconds: float, first_text: float | None
+    ) -> None:
+        self._turns.labels(agent, state, kind).inc()
+        self._seconds.labels(agent).observe(seconds)
         if first_text is not None:
             self._first_text.observe(first_text)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from a2a.server.agent_execution import RequestContext
 from a2a.types import CancelTaskRequest, Message, Task
 
 from molecule_hermes.client.connection import message
@@ -91,7 +90,7 @@ async def test_a_cancel_during_the_resumption_stops_hermes(
         turn = await plugin.started()
     async with start(ready=False) as (bridge, client):
         canceling = asyncio.create_task(client.cancel_task(CancelTaskRequest(id=sent.task_id)))
-        (active,) = bridge._executor._runs.values()
+        (active,) = bridge.roster["main"].executor._runs.values()
         await until(lambda: active.run.stop is not None)
         gate.set()
         async with asyncio.timeout(5):  # less than the bridge waits for a turn that does not stop
@@ -135,8 +134,8 @@ async def test_queued_turns_keep_their_order_whatever_their_files_take(
 ) -> None:
     complete = Prompts.complete
 
-    async def slow(self: Prompts, turn: Turn, context: RequestContext) -> Any:
-        completed = await complete(self, turn, context)
+    async def slow(self: Prompts, turn: Turn, *more: Any) -> Any:
+        completed = await complete(self, turn, *more)
         await asyncio.sleep(0.3 if completed[0].text == "second" else 0)
         return completed
 

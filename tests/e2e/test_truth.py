@@ -302,10 +302,10 @@ async def test_operators_see_tokens_and_cost_by_model(stack: Stack, alice: Clien
     def grown(name: str) -> float:
         return after[name] - before.get(name, 0.0)
 
-    assert grown('tokens_total{kind="output",model="molecule-demo"}') == 7
-    assert grown('tokens_total{kind="output",model="second"}') == 3
-    assert grown('tokens_total{kind="input",model="second"}') == 10
-    assert grown('cost_usd_total{model="molecule-demo"}') == pytest.approx(0.08)
+    assert grown('tokens_total{agent="main",kind="output",model="molecule-demo"}') == 7
+    assert grown('tokens_total{agent="main",kind="output",model="second"}') == 3
+    assert grown('tokens_total{agent="main",kind="input",model="second"}') == 10
+    assert grown('cost_usd_total{agent="main",model="molecule-demo"}') == pytest.approx(0.08)
 
 
 # The last test: it kills the Hermes of this module.

@@ -60,7 +60,7 @@ def updater(active: ActiveTurn) -> _Updater:
 
 
 def dialogue() -> Dialogue:
-    return Dialogue(ScriptedTransport(), approvals="ask", question_timeout=60)
+    return Dialogue(ScriptedTransport(), question_timeout=60)
 
 
 async def test_a_question_that_the_end_overtakes_is_not_asked(active: ActiveTurn) -> None:

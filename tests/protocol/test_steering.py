@@ -251,8 +251,8 @@ async def test_a_message_from_before_the_question_leaves_the_question_open(
         task.status.state = TaskState.TASK_STATE_WORKING
         request = message("yes", task_id=asked.task_id)
         call = RequestContext(ServerCallContext(), request, task.id, task.context_id, task)
-        (active,) = b._executor._runs.values()
-        await b._executor.execute(call, active.queue.inner)
+        (active,) = b.roster["main"].executor._runs.values()
+        await b.roster["main"].executor.execute(call, active.queue.inner)
         assert transport.steers == ["yes"]
         assert not transport.answers
         task = await client.get_task(GetTaskRequest(id=asked.task_id))
@@ -270,14 +270,14 @@ async def test_a_message_that_arrives_after_the_end_is_refused_as_one_to_an_ende
     transport = Working()
     async with bridge(transport) as b, peer(b.url) as client:
         turn = await begun(client)
-        take = b._executor._steering.take
+        take = b.roster["main"].executor._steering.take
 
         async def late(active: Any, given: Any) -> None:
             transport.over.set()
             await active.ended.wait()
             await take(active, given)
 
-        b._executor._steering.take = late  # type: ignore[method-assign]
+        b.roster["main"].executor._steering.take = late  # type: ignore[method-assign]
         with pytest.raises(UnsupportedOperationError, match="ended before the message reached it"):
             await ask(client, "use blue", task_id=turn.task_id)
     assert not transport.steers
@@ -312,7 +312,7 @@ async def test_a_canceled_task_takes_no_message(bridge: StartBridge) -> None:
 
 
 def _stopping(b: Any) -> bool:
-    return any(active.run.stop for active in b._executor._runs.values())
+    return any(active.run.stop for active in b.roster["main"].executor._runs.values())
 
 
 async def test_an_interim_answer_stays_in_the_history(bridge: StartBridge) -> None:

@@ -332,7 +332,7 @@ async def test_many_clients_that_disconnect_at_once_leave_nothing_behind(
             ended = await _all_ended(client)
             figures = await _figures(b.url)
     assert sorted(reply_text(task) for task in ended) == sorted(f"wait {i}" for i in range(100))
-    assert figures['molecule_hermes_turns_total{kind="",state="completed"}'] == 100
+    assert figures['molecule_hermes_turns_total{agent="main",kind="",state="completed"}'] == 100
     assert figures["molecule_hermes_running_turns"] == 0
     assert "Traceback" not in caplog.text
 
@@ -376,7 +376,7 @@ async def test_a_peer_that_floods_is_refused_at_once_and_another_is_served(
         await until(lambda: sum(task.done() for task in flood) == 18)
         refused = [await task for task in flood if task.done()]
         few = [asyncio.create_task(ask(bob, f"bob {i}", f"b{i}")) for i in range(3)]
-        await until(lambda: b._executor._scheduler.waiting == 23)
+        await until(lambda: b.roster["main"].executor._scheduler.waiting == 23)
         transport.gate.set()
         served = await asyncio.gather(*flood, *few)
     assert {turn.failure["kind"] for turn in refused} == {"busy"}

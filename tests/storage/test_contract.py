@@ -20,7 +20,13 @@ from typing import Any
 import pytest
 from a2a.server.context import ServerCallContext
 from a2a.server.tasks import InMemoryTaskStore, PushNotificationConfigStore, TaskStore
-from a2a.types import ListTasksRequest, Task, TaskPushNotificationConfig, TaskState
+from a2a.types import (
+    ListTasksRequest,
+    ListTasksResponse,
+    Task,
+    TaskPushNotificationConfig,
+    TaskState,
+)
 from a2a.utils.errors import InvalidParamsError
 from a2a.utils.task import encode_page_token
 from hypothesis import given, settings
@@ -28,7 +34,7 @@ from hypothesis import strategies as st
 
 from molecule_hermes.errors import StorageFailure
 from molecule_hermes.protocol.webhook_payloads import is_v03, registered_by
-from molecule_hermes.storage.base import Store, call_limit
+from molecule_hermes.storage.base import OWNERS, Store, call_limit
 from molecule_hermes.storage.contents import content_digest
 from molecule_hermes.storage.memory import MemoryTaskStore
 from molecule_hermes.storage.postgresql.store import PostgresTaskStore
@@ -172,6 +178,34 @@ async def test_a_page_token_of_an_older_sdk_names_the_first_task(store: Store) -
         await ids(store, page_token=encode_page_token("nobody"))
     with pytest.raises(InvalidParamsError):
         await ids(store, page_token="!")
+
+
+def together(*owners: str) -> ServerCallContext:
+    """The call of a listing of several owners' tasks."""
+    return ServerCallContext(state={OWNERS: owners})
+
+
+async def test_the_tasks_of_several_owners_are_listed_in_one_order(store: Store) -> None:
+    for number, name in enumerate(("alice", "x/alice", "bob", "alice", "x/alice", "x/bob")):
+        state = "WORKING" if number == 4 else "COMPLETED"
+        await store.save(task(f"t{number}", state, at=number, text="whole"), context(name))
+    mine = together("alice", "x/alice", "y/alice")
+    pages, token = [], ""
+    while not pages or token:
+        page = await store.list(ListTasksRequest(page_size=2, page_token=token), mine)
+        pages.append([t.id for t in page.tasks])
+        token = page.next_page_token
+        if len(pages) == 1:
+            assert (page.total_size, page.tasks[0].artifacts[0].parts[0].text) == (4, "whole")
+            await store.delete("t3", context("alice"))
+    assert pages == [["t4", "t3"], ["t1", "t0"]]
+    older = await store.list(ListTasksRequest(page_token=encode_page_token("t1")), mine)
+    assert [t.id for t in older.tasks] == ["t1", "t0"]
+    with pytest.raises(InvalidParamsError):
+        await store.list(ListTasksRequest(page_token=encode_page_token("t2")), mine)
+    working = await store.list(ListTasksRequest(status=TaskState.TASK_STATE_WORKING), mine)
+    assert [t.id for t in working.tasks] == ["t4"]
+    assert await ids(store, "x/alice") == ["t4", "t1"]
 
 
 async def test_a_long_context_id_and_unusual_characters_are_kept(store: Store) -> None:
@@ -549,6 +583,45 @@ def test_a_sqlite_store_answers_as_the_sdks_in_memory_store_does(steps: list[Any
                 await same(store, InMemoryTaskStore(), steps)
 
     asyncio.run(compare())
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_several_owners_are_listed_as_one_owner_of_all_their_tasks_would_be(kind: str) -> None:
+    owners = {"a": "alice", "b": "x/alice", "c": "y/alice", "d": "alice", "e": "x/alice"}
+
+    @settings(deadline=None, max_examples=40)
+    @given(steps=STEPS)
+    def check(steps: list[Any]) -> None:
+        async def compare() -> None:
+            with tempfile.TemporaryDirectory() as folder:
+                async with opened(kind, Path(folder) / "tasks.db") as store:
+                    split = _SplitStore(store, owners)
+                    await same(split, InMemoryTaskStore(lambda context: "one"), steps)
+
+        asyncio.run(compare())
+
+    check()
+
+
+class _SplitStore(InMemoryTaskStore):
+    """Gives each task to the owner that is named for it, and lists all owners together."""
+
+    def __init__(self, store: Store, owners: dict[str, str]) -> None:
+        super().__init__()
+        self._inner = store
+        self._owners = owners
+
+    async def save(self, task: Task, _: ServerCallContext) -> None:
+        await self._inner.save(task, context(self._owners[task.id]))
+
+    async def get(self, task_id: str, _: ServerCallContext) -> Task | None:
+        return await self._inner.get(task_id, context(self._owners[task_id]))
+
+    async def delete(self, task_id: str, _: ServerCallContext) -> None:
+        await self._inner.delete(task_id, context(self._owners[task_id]))
+
+    async def list(self, params: ListTasksRequest, _: ServerCallContext) -> ListTasksResponse:
+        return await self._inner.list(params, together(*set(self._owners.values())))
 
 
 async def test_a_postgresql_store_answers_as_the_sdks_in_memory_store_does(

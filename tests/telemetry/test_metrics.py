@@ -35,10 +35,10 @@ async def test_turns_are_counted_by_state_and_kind(bridge: StartBridge) -> None:
         await ask(client, "two")
         await ask(client, "")
         seen = await figures(b.url)
-    assert seen['turns_total{kind="",state="completed"}'] == 1
-    assert seen['turns_total{kind="busy",state="failed"}'] == 1
-    assert seen['turns_total{kind="bad_request",state="rejected"}'] == 1
-    assert seen["turn_seconds_count"] == 3
+    assert seen['turns_total{agent="main",kind="",state="completed"}'] == 1
+    assert seen['turns_total{agent="main",kind="busy",state="failed"}'] == 1
+    assert seen['turns_total{agent="main",kind="bad_request",state="rejected"}'] == 1
+    assert seen['turn_seconds_count{agent="main"}'] == 3
     assert seen["first_text_seconds_count"] == 1
     assert seen['http_responses_total{status="200"}'] >= 3
 
@@ -82,19 +82,19 @@ async def test_tokens_and_cost_are_counted_by_model_however_the_turn_ended(
         await ask(client, "three")
         seen = await figures(b.url)
     counted = {
-        kind: seen[f'tokens_total{{kind="{kind}",model="small"}}']
+        kind: seen[f'tokens_total{{agent="main",kind="{kind}",model="small"}}']
         for kind in ("input", "output", "cached", "reasoning")
     }
     assert counted == {"input": 30, "output": 15, "cached": 12, "reasoning": 6}
-    assert seen['tokens_total{kind="input",model="big"}'] == 1
-    assert seen['cost_usd_total{model="small"}'] == 1.5
-    assert 'cost_usd_total{model="big"}' not in seen
+    assert seen['tokens_total{agent="main",kind="input",model="big"}'] == 1
+    assert seen['cost_usd_total{agent="main",model="small"}'] == 1.5
+    assert 'cost_usd_total{agent="main",model="big"}' not in seen
 
 
 def test_a_provider_cannot_make_series_without_end() -> None:
     metrics = Metrics()
     for number in range(1000):
-        metrics.spent(Usage(1, 1, 2, f"model-{number}"))
+        metrics.spent("main", Usage(1, 1, 2, f"model-{number}"))
     text = metrics.text().decode()
-    assert text.count('tokens_total{kind="input"') == 65
-    assert 'tokens_total{kind="input",model="other"} 936.0' in text
+    assert text.count('tokens_total{agent="main",kind="input"') == 65
+    assert 'tokens_total{agent="main",kind="input",model="other"} 936.0' in text

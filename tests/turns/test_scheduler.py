@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from molecule_hermes.config import Limits
 from molecule_hermes.errors import Busy, Draining
 from molecule_hermes.turns.scheduler import Scheduler, Slot
 
@@ -186,6 +188,73 @@ async def test_one_peer_cannot_fill_the_queue() -> None:
     assert not scheduler.enter("c", "quiet").started
 
 
+async def test_an_agent_at_its_limit_does_not_hold_up_another_agent_of_the_same_peer() -> None:
+    scheduler = Scheduler(max_running=3)
+    scheduler.limit({"small": Limits(running=1)}, {})
+    first, second = (scheduler.enter(f"s{i}", "ann", agent="small") for i in range(2))
+    other = scheduler.enter("l", "ann", agent="large")
+    assert [slot.started for slot in (first, second, other)] == [True, False, True]
+    first.pause()
+    assert second.started, "a turn that waits for its peer takes no capacity of its agent"
+    third = scheduler.enter("s2", "ann", agent="small")
+    second.leave()
+    assert third.started
+
+
+async def test_an_agent_with_a_full_queue_is_busy_and_another_is_not() -> None:
+    scheduler = Scheduler(max_running=1)
+    scheduler.limit({"small": Limits(waiting=1)}, {})
+    scheduler.enter("a", "ann", agent="small")
+    waiting = scheduler.enter("b", "ann", agent="small")
+    with pytest.raises(Busy, match="1 turns are queued for this agent"):
+        scheduler.enter("c", "bob", agent="small")
+    assert not scheduler.enter("d", "bob", agent="large").started
+    waiting.leave()
+    assert not scheduler.enter("c", "bob", agent="small").started
+
+
+async def test_a_peer_can_have_limits_of_its_own() -> None:
+    scheduler = Scheduler(max_running=4, max_waiting_of_peer=1, max_running_of_peer=1)
+    scheduler.limit({}, {"ann": Limits(running=2, waiting=2)}, max_running_of_peer=1)
+    ann = [scheduler.enter(f"a{i}", "ann", agent=f"agent-{i}") for i in range(4)]
+    bob = [scheduler.enter(f"b{i}", "bob") for i in range(2)]
+    assert [slot.started for slot in ann] == [True, True, False, False]
+    assert [slot.started for slot in bob] == [True, False]
+    for peer in ("ann", "bob"):
+        with pytest.raises(Busy, match="of your turns are queued"):
+            scheduler.enter("more", peer)
+
+
+async def test_new_limits_count_at_once_and_end_no_turn() -> None:
+    scheduler = Scheduler(max_running=4)
+    scheduler.limit({"a": Limits(running=1)}, {})
+    first, second = (scheduler.enter(f"{i}", agent="a") for i in range(2))
+    assert not second.started
+    scheduler.limit({"a": Limits(running=2)}, {})
+    assert second.started
+    scheduler.limit({"a": Limits(running=1)}, {})
+    third = scheduler.enter("3", agent="a")
+    assert first.started
+    assert second.started
+    first.leave()
+    assert not third.started
+    second.leave()
+    assert third.started
+
+
+async def test_a_peer_gets_no_larger_share_by_using_several_agents() -> None:
+    scheduler = Scheduler(max_running=1)
+    running = scheduler.enter("0", "many", agent="a0")
+    many = [scheduler.enter(f"m{i}", "many", agent=f"a{i % 3}") for i in range(6)]
+    one = [scheduler.enter(f"o{i}", "one", agent="a0") for i in range(2)]
+    started = []
+    for _ in range(5):
+        running.leave()
+        running = next(slot for slot in many + one if slot.started)
+        started.append(running.conversation)
+    assert started == ["m0", "o0", "m1", "o1", "m2"]
+
+
 async def test_a_paused_turn_frees_capacity_and_keeps_its_conversation() -> None:
     scheduler = Scheduler(max_running=1)
     asking, other, same = (
@@ -253,6 +322,34 @@ async def test_pausing_and_resuming_keeps_the_count_of_running_turns(
     assert (scheduler.running, scheduler.waiting) == (0, 0)
     # Private: no public figure tells whether counts of peers that left are kept for ever.
     assert not (scheduler._paused or scheduler._paused_of or scheduler._running_of)
+
+
+@given(st.lists(st.tuples(st.sampled_from("pq"), st.sampled_from("abc"), st.integers(0, 9))))
+async def test_no_limit_is_exceeded_and_no_capacity_is_wasted(
+    steps: list[tuple[str, str, int]],
+) -> None:
+    scheduler = Scheduler(max_running=4)
+    limits = {"a": Limits(running=1), "b": Limits(running=2)}
+    scheduler.limit(limits, {"p": Limits(running=3)})
+    most = {"a": 1, "b": 2, "c": 4, "p": 3, "q": 4}
+    inside: list[Slot] = []
+    for number, (peer, agent, action) in enumerate(steps):
+        if action < 6:
+            inside.append(scheduler.enter(f"{number}", peer, agent=agent))
+        elif inside:
+            inside.pop(action % len(inside)).leave()
+        running = Counter(name for s in inside if s.started for name in (s.peer, s.agent))
+        assert all(count <= most[name] for name, count in running.items())
+        assert scheduler.running <= 4
+        for slot in inside:
+            names = (slot.peer, slot.agent)
+            room = all(running[name] < most[name] for name in names) and scheduler.running < 4
+            assert slot.started or not room
+    for slot in list(inside):
+        slot.leave()
+    assert (scheduler.running, scheduler.waiting) == (0, 0)
+    # Private: no public figure tells whether counts of agents are kept for ever.
+    assert not (scheduler._ready or scheduler._running_at or scheduler._waiting_at)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(0, 9))))

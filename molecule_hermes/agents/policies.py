@@ -1,0 +1,47 @@
+"""What the configuration says about agents and peers, as settings and as policies of turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from molecule_hermes.config import AgentConfig, Configuration, PeerConfig, Settings
+from molecule_hermes.protocol.policy import Policy
+from molecule_hermes.wire import MAIN_AGENT
+
+__all__ = ["policies", "policy_of", "settings_of"]
+
+
+def settings_of(agent: AgentConfig, settings: Settings) -> Settings:
+    """The settings with what the agent's configuration says instead."""
+    own: Mapping[str, Any] = {
+        "name": agent.title or (settings.name if agent.name == MAIN_AGENT else agent.name),
+        "description": agent.description or settings.description,
+        "system_prompt": agent.system_prompt,
+        "models": agent.models,
+        "approvals": agent.approvals,
+    }
+    return settings.model_copy(update={k: v for k, v in own.items() if v is not None})
+
+
+def policy_of(agent: AgentConfig, peer: PeerConfig, settings: Settings) -> Policy:
+    """Each of them can only take away: a peer gets no model that the agent does not offer, and
+    no question that the agent does not ask."""
+    own = settings_of(agent, settings)
+    models = tuple(m for m in own.models if peer.models is None or m in peer.models)
+    return Policy(
+        system_prompt=own.system_prompt,
+        models=models,
+        approvals="deny" if "deny" in (own.approvals, peer.approvals) else "ask",
+        toolsets=peer.toolsets,
+        profile=agent.hermes.profile if agent.hermes is not None else "",
+    )
+
+
+def policies(
+    agent: AgentConfig, configuration: Configuration, settings: Settings
+) -> Callable[[str], Policy]:
+    """The policy of each peer. They are made now, not for each turn."""
+    of_others = policy_of(agent, PeerConfig(""), settings)
+    own = {name: policy_of(agent, peer, settings) for name, peer in configuration.peers.items()}
+    return lambda peer: own.get(peer, of_others)
