@@ -15,8 +15,11 @@ from molecule_hermes.wire import MAX_SYSTEM_PROMPT
 
 __all__ = ["AGENT_NAME", "AGENT_TAKES", "read_agent"]
 
-AGENT_NAME = r"[a-z0-9][a-z0-9_-]{0,62}"
-AGENT_TAKES = "an agent's name: lower-case letters, digits, _ and -, at most 63"
+# The three are first segments of REST paths, where an agent's name is a first segment, too.
+AGENT_NAME = r"(?!(agents|tasks|v1)$)[a-z0-9][a-z0-9_-]{0,62}"
+AGENT_TAKES = (
+    "an agent's name: lower-case letters, digits, _ and -, at most 63, and not agents, tasks or v1"
+)
 _PROFILE_TAKES = "a profile's name: lower-case letters, digits, _ and -, at most 64"
 _PROFILE = r"[a-z0-9][a-z0-9_-]{0,63}"
 _MCP_SERVER = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"

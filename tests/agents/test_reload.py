@@ -82,6 +82,38 @@ async def test_an_agent_that_returns_during_its_last_turn_goes_on_as_it_was(
     assert (transport.opened, transport.closed) == (1, 1)
 
 
+async def test_a_removed_agent_stays_open_for_a_request_that_has_not_become_a_turn_yet(
+    start: StartAgents, agents: Agents
+) -> None:
+    whole = two_agents()
+    async with start(whole) as bridge:
+        with bridge.roster["research"].in_use():
+            await bridge.reload(without(whole, "research"))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not agents["research"].closed
+        await until(lambda: agents["research"].closed)
+
+
+async def test_an_agent_that_returns_while_it_is_closed_is_opened_after_that(
+    start: StartAgents, agents: Agents
+) -> None:
+    whole = two_agents()
+    async with start(whole) as bridge, peer(bridge.url, token=TOKENS["ann"]) as ann:
+        first = agents["research"]
+        first.may_close.clear()
+        await bridge.reload(without(whole, "research"))
+        await until(lambda: first.closing)
+        returning = asyncio.create_task(bridge.reload(whole))
+        assert (await send(ann, speaking("hi", tenant="main"))).text == "main"
+        assert agents["research"] is first, "the address of the first may not be free yet"
+        first.may_close.set()
+        await returning
+        assert (await send(ann, speaking("hi", tenant="research"))).text == "research"
+    assert agents["research"] is not first
+    assert (first.closed, agents["research"].closed) == (1, 1)
+
+
 async def test_an_agent_that_cannot_be_opened_leaves_all_as_it_was(
     start: StartAgents, agents: Agents
 ) -> None:

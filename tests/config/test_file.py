@@ -204,6 +204,8 @@ REFUSED = [
         "agents: {Main: {}}",
         "FILE:1: agents.Main has a name that is not valid: it takes an agent's name",
     ),
+    ("agents: {tasks: {}}", "FILE:1: agents.tasks has a name that is not valid"),
+    ("agents: {v1: {}}", "FILE:1: agents.v1 has a name that is not valid"),
     ("agents: {a/b: {}}", "FILE:1: agents.'a/b' has a name that is not valid"),
     ("agents: {'..': {}}", "FILE:1: agents... has a name"),
     ("agents: {'': {}}", "FILE:1: agents.'' has a name"),

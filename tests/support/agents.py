@@ -33,7 +33,10 @@ class SaysItsName(ScriptedTransport):
         self.name = name
         self.go = go
         self.opened = 0
+        self.closing = False
         self.closed = 0
+        self.may_close = asyncio.Event()
+        self.may_close.set()
         self.resumed: list[Turn] = []
         self.canceled: list[Turn] = []
         self.fails: Exception | None = None
@@ -45,6 +48,8 @@ class SaysItsName(ScriptedTransport):
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        self.closing = True
+        await self.may_close.wait()
         self.closed += 1
 
     async def cancel(self, turn: Turn) -> None:
