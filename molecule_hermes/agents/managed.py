@@ -52,7 +52,7 @@ class Whose:
 
 
 class ManagedWorkers:
-    """`template` is the operator's Hermes folder, and `protected` what no worker may see."""
+    """`template` is the operator's Hermes folder. No worker sees that, nor what is `protected`."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ManagedWorkers:
         template: HermesHome,
         transport: TransportName,
         *,
-        protected: Collection[Path],
+        protected: Callable[[], Collection[Path]],
         say: Say,
     ) -> None:
         self._protected = protected
@@ -95,6 +95,7 @@ class ManagedWorkers:
             credentials=credentials,
             transport=self._transport,
             prepare=partial(self._prepare, folders, home, credentials),
+            clear=folders.clear,
             lock=folder / "lock",
             origin=whose,
             eager=whose.peer is None,
@@ -160,7 +161,7 @@ class ManagedWorkers:
             environ={**keys, **template_variables(self._template), **own},
             confinement=folders.confinement(
                 settings,
-                protected=self._protected,
+                protected=[*self._protected(), self._template.path],
                 readable=home.skill_folders(),
                 ports=(settings.platform_port, api_address(settings)[1]),
             ),

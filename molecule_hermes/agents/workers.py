@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import get_args
 
 from molecule_hermes.agents.connections import RemoteTransports, create_transport
@@ -73,7 +74,7 @@ class Workers:
             idle=settings.worker_idle,
         )
         self._managed = ManagedWorkers(
-            environ, main.home, transport, protected=(main.home.path,), say=say
+            environ, main.home, transport, protected=self._protected, say=say
         )
         self._models = models_of(settings, configuration, main, environ)
         runs_main = WorkerKey(MAIN_AGENT) in self.eager
@@ -185,10 +186,16 @@ class Workers:
             credentials=main.credentials,
             transport=self._transport,
             prepare=partial(self._prepare_main, settings),
+            clear=main.folders.clear,
             origin=whose,
         )
         transport = create_transport(self._transport, settings, main.credentials, patient=True)
         return Worker(plan, main.gateway, transport, self._say)
+
+    def _protected(self) -> list[Path]:
+        """What no agent may see, besides the bridge's state."""
+        configured = [self._settings.config] if self._settings.config is not None else []
+        return [*configured, *self._configuration.secret_files]
 
     def _prepare_main(self, settings: Settings) -> Handover:
         folders, credentials = self._main.folders, self._main.credentials
@@ -200,7 +207,7 @@ class Workers:
         # The platform's functions, which are tools of the agent, read its configuration.
         readable = [settings.workspace_config_path] if settings.workspace_id else []
         confinement = folders.confinement(
-            settings, protected=(), readable=readable, ports=None if alone else ports
+            settings, protected=self._protected(), readable=readable, ports=None if alone else ports
         )
         return replace(handover, confinement=confinement)
 

@@ -18,6 +18,7 @@ from molecule_hermes.cli.messages import (
 )
 from molecule_hermes.config import Configuration, Settings, isolation_of
 from molecule_hermes.errors import ConfigError
+from molecule_hermes.hermes.confinement import tmp_folder
 from molecule_hermes.hermes.credentials import create_credentials
 from molecule_hermes.hermes.demo_model import demo_model
 from molecule_hermes.hermes.home import HermesHome
@@ -31,7 +32,7 @@ from molecule_hermes.hermes.model_choice import (
 )
 from molecule_hermes.hermes.plugin_setup import enable
 from molecule_hermes.hermes.process import Gateway
-from molecule_hermes.hermes.worker_folders import WorkerFolders, short_path
+from molecule_hermes.hermes.worker_folders import WorkerFolders
 from molecule_hermes.hermes.workspace import merge_mcp_servers
 from molecule_hermes.net.ports import require_free_port
 from molecule_hermes.wire import MAIN_AGENT
@@ -66,7 +67,7 @@ class MainSetup:
         settings, say = self.settings, self.say
         home = HermesHome(settings.home)
         folders = WorkerFolders(
-            home.path, work_folder(settings), short_path(settings.state_dir.absolute() / _TMP)
+            home.path, work_folder(settings), tmp_folder(settings.state_dir / _TMP)
         )
         gateway = self._gateway(home, folders)
         host, port = settings.host, settings.port

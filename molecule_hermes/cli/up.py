@@ -112,6 +112,7 @@ class _Run:
                 )
             )
             workers.measure(bridge.metrics)
+            bridge.health.workers = workers.fleet.describe
             self.signals.on_second = [bridge.hasten.set, workers.hasten]
             try:
                 await self._until_stopped(bridge, name, workers)

@@ -117,6 +117,9 @@ class Configuration:
     warnings: tuple[str, ...] = field(default=(), compare=False)
     """What the operator should know, and what stops nothing."""
 
+    secret_files: tuple[Path, ...] = field(default=(), compare=False)
+    """The files that secrets were read from."""
+
     def peer(self, name: str) -> PeerConfig:
         """What is said about the peer, if anything."""
         return self.peers.get(name) or PeerConfig(name)

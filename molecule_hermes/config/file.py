@@ -75,6 +75,7 @@ class _Loader:
             default=default,
             peers=peers,
             warnings=tuple(self._warnings),
+            secret_files=tuple(self._files.secrets),
         )
 
     def _read(self) -> Value:

@@ -47,6 +47,8 @@ class NamedFiles:
     def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
         self._folder = folder
         self._warn = warn
+        self.secrets: list[Path] = []
+        """The files that secrets were read from."""
 
     def text(self, value: Value) -> Path:
         """A file of text."""
@@ -84,7 +86,7 @@ class NamedFiles:
                 "names a file without a secret: it takes one line of 16 to 4096 printable ASCII "
                 "characters without spaces"
             )
-        self._warn_if_public(value, path)
+        self._note_secret(value, path)
         return SecretStr(text)
 
     def variables(self, value: Value) -> dict[str, SecretStr]:
@@ -105,7 +107,7 @@ class NamedFiles:
                 raise value.error(f"names {str(path)!r}, which has a bad variable's name")
             if _DECIDED.fullmatch(name):
                 raise value.error(f"names {str(path)!r}, which sets {name}: the bridge sets it")
-        self._warn_if_public(value, path)
+        self._note_secret(value, path)
         return {name: SecretStr(each) for name, each in found.items() if each is not None}
 
     def _path(self, value: Value, takes: str, *, shown: bool = True) -> Path:
@@ -117,6 +119,7 @@ class NamedFiles:
         except OSError as error:
             raise value.error(f"names {str(path)!r}: {error.strerror}") from None
 
-    def _warn_if_public(self, value: Value, path: Path) -> None:
+    def _note_secret(self, value: Value, path: Path) -> None:
+        self.secrets.append(path)
         if path.stat().st_mode & stat.S_IROTH:
             self._warn(f"{value.place}: every user of this machine can read {value.name}")

@@ -11,8 +11,9 @@ import psutil
 
 from molecule_hermes.errors import Unreachable
 from molecule_hermes.plugin.settings import PLATFORM
+from molecule_hermes.wire import JOBS_PATH, SECRET_HEADER
 
-__all__ = ["FirstSession", "newest_session", "platform_in", "platform_state"]
+__all__ = ["FirstSession", "count_jobs", "newest_session", "platform_in", "platform_state"]
 
 
 async def platform_state(api_base: str, api_key: str) -> Mapping[str, Any] | None:
@@ -48,6 +49,20 @@ def _is_stale(updated_at: str, pid: int) -> bool:
     except psutil.Error:
         return False
     return datetime.fromisoformat(updated_at).timestamp() < started - 1.0
+
+
+async def count_jobs(platform_url: str, secret: str) -> int:
+    """The turns, background jobs and cron jobs that live in a Hermes, as its plugin counts them.
+
+    Raises `Unreachable`.
+    """
+    headers = {SECRET_HEADER: secret}
+    try:
+        async with httpx.AsyncClient(headers=headers, timeout=5.0, trust_env=False) as http:
+            body = (await http.get(platform_url + JOBS_PATH)).raise_for_status().json()
+        return int(body["active"]) + int(body["jobs"])
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        raise Unreachable("the plugin does not say whether Hermes is at work") from error
 
 
 class FirstSession:

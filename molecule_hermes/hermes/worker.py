@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import AuthFailure, Draining, StartError, TurnFailure
-from molecule_hermes.hermes.api import FirstSession, platform_state
+from molecule_hermes.hermes.api import FirstSession, count_jobs, platform_state
 from molecule_hermes.hermes.credentials import Credentials, public_environment
 from molecule_hermes.hermes.diagnosis import Hermes, NotBoundError, diagnose
 from molecule_hermes.hermes.process import Gateway
@@ -43,6 +43,8 @@ class WorkerPlan:
     prepare: Callable[[], Handover]
     """Makes the folders ready for the next start, and says what Hermes is started with. Runs in a
     thread."""
+    clear: Callable[[], None]
+    """Removes what is of no use after the end. Runs in a thread."""
     origin: object
     """A worker is replaced when this changes."""
     lock: Path | None = None
@@ -101,15 +103,21 @@ class Worker:
     async def stop(self) -> None:
         self.gateway.leaves = False
         await self._stack.aclose()
+        await asyncio.to_thread(self._plan.clear)
 
     async def leave(self) -> None:
         self.gateway.leaves = self._plan.settings.keep_worker
         if self.gateway.leaves and self.gateway.pid:
             self._say(f"goes on (process {self.gateway.pid}); the next such `up` adopts it")
-        await self._stack.aclose()
+            await self._stack.aclose()
+        else:
+            await self.stop()
 
     async def has_jobs(self) -> bool:
-        return False
+        """Raises `Unreachable`."""
+        return bool(
+            await count_jobs(self._plan.settings.platform_url, self._plan.credentials.secret)
+        )
 
     def describe(self) -> Mapping[str, Any]:
         pid = self.gateway.pid

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+import shutil
 import stat
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,14 @@ from typing import Self
 
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError
-from molecule_hermes.hermes.confinement import MAX_TMP, confinement_for, environment_for
+from molecule_hermes.hermes.confinement import (
+    confinement_for,
+    environment_for,
+    tmp_folder,
+)
 from molecule_hermes.plugin.handover import Confinement
 
-__all__ = ["WorkerFolders"]
+__all__ = ["WorkerFolders", "make_folder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class WorkerFolders:
 
     @classmethod
     def below(cls, folder: Path) -> Self:
-        return cls(folder / "home", folder / "work", short_path(folder / "tmp"))
+        return cls(folder / "home", folder / "work", tmp_folder(folder / "tmp"))
 
     def create(self) -> None:
         """The agent can write to the parent of none of them, so it can put no link in their way.
@@ -38,6 +41,14 @@ class WorkerFolders:
         """
         for path in (self.home, self.work, self.tmp):
             make_folder(path)
+
+    def clear(self) -> None:
+        """Removes what is only temporary. Links are removed, not followed."""
+        for path in self.tmp.iterdir() if self.tmp.is_dir() else ():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def environment(self, settings: Settings) -> dict[str, str]:
         """The variables that lead a confined Hermes into its folders."""
@@ -83,12 +94,3 @@ def make_folder(path: Path) -> None:
         ) from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise StartError(f"{path} is not a folder of this user", "remove it")
-
-
-def short_path(path: Path) -> Path:
-    """The path, or if it is too long for what Hermes makes in it, one below the system's folder
-    for temporary files."""
-    if len(os.fsencode(path)) <= MAX_TMP:
-        return path
-    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"hermes-{digest}"

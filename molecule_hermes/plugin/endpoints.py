@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,6 +11,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from molecule_hermes.errors import Busy
+from molecule_hermes.plugin import hermes_api
 from molecule_hermes.plugin.callbacks import ForbiddenError, require_allowed
 from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.profiles import ProfileError, UnknownProfileError
@@ -21,6 +23,7 @@ from molecule_hermes.wire import (
     CHECK_PATH,
     HEALTH_PATH,
     INBOUND_PATH,
+    JOBS_PATH,
     PROFILE_REFUSED,
     SECRET_HEADER,
     STEER_PATH,
@@ -54,6 +57,7 @@ def application(
     app.router.add_post(CHECK_PATH, endpoints.check)
     app.router.add_post(ATTACH_PATH, endpoints.attach)
     app.router.add_get(TURNS_PATH, endpoints.turns)
+    app.router.add_get(JOBS_PATH, endpoints.jobs)
     return app
 
 
@@ -102,6 +106,11 @@ class _Endpoints:
     async def turns(self, request: web.Request) -> web.Response:
         body = {"ok": True, "instance": self._dispatcher.instance}
         return web.json_response({**body, "turns": self._dispatcher.turns()})
+
+    async def jobs(self, request: web.Request) -> web.Response:
+        """What lives in this Hermes, so that a bridge does not stop one that is at work."""
+        jobs = await asyncio.to_thread(hermes_api.live_jobs)
+        return web.json_response({"ok": True, "active": self._dispatcher.active, "jobs": jobs})
 
     async def steer(self, request: web.Request) -> web.Response:
         steered = await self._dispatcher.steer(Steer.parse(await request.read()))

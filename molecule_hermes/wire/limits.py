@@ -12,6 +12,7 @@ __all__ = [
     "HEALTH_PATH",
     "IMAGE_TYPES",
     "INBOUND_PATH",
+    "JOBS_PATH",
     "MAIN_AGENT",
     "MAX_ARGS",
     "MAX_ATTACHMENTS",
@@ -49,6 +50,7 @@ STEER_PATH = "/a2a/steer"
 CHECK_PATH = "/a2a/check"
 ATTACH_PATH = "/a2a/attach"
 TURNS_PATH = "/a2a/turns"
+JOBS_PATH = "/a2a/jobs"
 REPLY_PATH = "/a2a/reply"
 
 PROFILE_REFUSED = "profile"

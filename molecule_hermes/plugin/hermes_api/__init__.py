@@ -30,6 +30,7 @@ from molecule_hermes.plugin.hermes_api.gateway import (
     state,
     widen_executor,
 )
+from molecule_hermes.plugin.hermes_api.jobs import live_jobs
 from molecule_hermes.plugin.hermes_api.policy import (
     call_first,
     current_platform,
@@ -92,6 +93,7 @@ __all__ = [
     "is_subagent",
     "lend_api_key",
     "listen_to_reasoning",
+    "live_jobs",
     "open_approvals",
     "path_for_tools",
     "probe_environment",
