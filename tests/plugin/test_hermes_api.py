@@ -459,3 +459,78 @@ def test_hermes_runs_what_the_agent_has_not_read_as_a_further_turn() -> None:
     """The plugin takes such a turn for the rest of the message."""
     assert 'result["pending_steer"]' in inspect.getsource(turn_finalizer)
     assert 'result.get("pending_steer")' in inspect.getsource(GatewayRunner)
+
+
+async def test_the_session_of_a_profile_has_another_key_among_the_agents(runner: Any) -> None:
+    adapter = Adapter()
+    source = adapter.build_source(chat_id="c", chat_type="dm", user_id="u", user_name="u")
+    assert hermes_api.agent_key_of(runner, source) == hermes_api.session_key_of(source)
+    assert not hermes_api.has_profiles(runner)
+    runner.config.multiplex_profiles = True
+    assert hermes_api.has_profiles(runner)
+    assert hermes_api.agent_key_of(runner, source) == hermes_api.session_key_of(source)
+    source.profile = "red"
+    assert hermes_api.agent_key_of(runner, source).startswith("agent:red:")
+    assert hermes_api.session_key_of(source).startswith("agent:main:")
+
+
+def test_a_folder_is_a_profile_at_once(home: Path) -> None:
+    assert "red" not in hermes_api.profiles()
+    (home / "profiles" / "red").mkdir(parents=True)
+    assert "red" in hermes_api.profiles()
+
+
+async def test_hermes_finds_the_adapter_of_a_profile(runner: Any) -> None:
+    adapter = Adapter()
+    assert runner._authorization_adapter(adapter.platform, "red") is None
+    hermes_api.answer_for_profile(runner, "red", adapter)
+    assert runner._authorization_adapter(adapter.platform, "red") is adapter
+
+
+def test_a_toolset_contains_the_tools_of_those_that_it_includes(home: Path) -> None:
+    assert {"terminal", "process"} <= hermes_api.tools_of(["terminal"])
+    assert {"terminal", "web_search", "read_file"} <= hermes_api.tools_of(["debugging"])
+    assert hermes_api.tools_of([]) == hermes_api.tools_of(["no-such-toolset"]) == frozenset()
+
+
+def test_a_tool_names_its_toolset(home: Path) -> None:
+    import model_tools  # noqa: F401 - registers Hermes's tools
+
+    assert hermes_api.toolset_of("terminal") == "terminal"
+    assert hermes_api.toolset_of("no_such_tool") == ""
+    assert hermes_api.is_only_about_tools("tool_search")
+    assert not hermes_api.is_only_about_tools("tool_call")
+
+
+def test_hermes_names_the_tasks_of_subagents_as_expected() -> None:
+    from tools import delegate_tool
+
+    source = inspect.getsource(delegate_tool)
+    assert 'f"sa-{task_index}-' in source
+    assert 'f"subagent-{task_index}-' in source
+    assert hermes_api.is_subagent("sa-0-12")
+    assert not hermes_api.is_subagent("20250101_abc")
+
+
+def test_the_first_answer_to_whether_a_tool_may_run_counts() -> None:
+    from hermes_cli import plugins
+
+    manager = plugins.PluginManager()
+    manifest = plugins.PluginManifest(name="ours")
+    context = plugins.PluginContext(manifest, manager)
+    context.register_hook("pre_tool_call", print)
+    hermes_api.call_first(context, "pre_tool_call", repr)
+    assert manager._hooks["pre_tool_call"] == [repr, print]
+
+
+def test_what_is_loaded_before_the_first_turn_makes_no_call_to_the_network(home: Path) -> None:
+    code = """
+    import importlib, socket
+    def refuse(*given, **more): raise AssertionError(f"calls out: {given}")
+    socket.getaddrinfo = socket.socket.connect = refuse
+    from molecule_hermes.plugin import hermes_api
+    for name in hermes_api.MODULES:
+        importlib.import_module(name)
+    hermes_api.probe_environment()
+    """
+    run_python(code, home)

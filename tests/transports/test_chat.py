@@ -428,3 +428,14 @@ async def test_a_turn_that_fails_has_the_usage_that_hermes_reports(
     (last,) = await run(chat, turn())
     assert isinstance(last, Failed)
     assert last.usage == Usage(3, 2, 5)
+
+
+async def test_toolsets_are_refused_unless_hermes_itself_holds_them(hermes: FakeHermes) -> None:
+    limited = replace(turn(), toolsets=("web",))
+    async with ChatTransport(hermes.base_url, KEY) as chat:
+        (end,) = await run(chat, limited)
+        assert isinstance(end, Failed)
+        assert end.failure.kind == "bad_request"
+        assert hermes.requests == []
+    async with ChatTransport(hermes.base_url, KEY, holds_toolsets=True) as chat:
+        assert isinstance((await run(chat, limited))[-1], Completed)

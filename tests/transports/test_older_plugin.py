@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from molecule_hermes.errors import BadRequest
 from molecule_hermes.transports.base import QuestionGoneError
 from molecule_hermes.transports.plugin.transport import PluginTransport
-from molecule_hermes.turns.model import Canceled, Completed, Turn, TurnEvent
+from molecule_hermes.turns.model import Canceled, Completed, Failed, Turn, TurnEvent
 from tests.support.older_plugin import OlderPlugin, older_plugin
 from tests.support.waiting import until
 
@@ -114,3 +117,20 @@ async def test_a_running_turn_cannot_be_steered(
     assert "too old" in outcome.reason
     plugin.may_answer.set()
     assert await running == [Completed("You said: hello from m-1")]
+
+
+@pytest.mark.parametrize("reliance", [{"profile": "red"}, {"toolsets": ("web",)}])
+async def test_a_turn_that_relies_on_what_the_plugin_ignores_is_not_sent(
+    plugin: OlderPlugin, transport: PluginTransport, reliance: dict[str, Any]
+) -> None:
+    (end,) = await run(transport, replace(turn(), **reliance))
+    assert isinstance(end, Failed)
+    assert isinstance(end.failure, BadRequest)
+    assert "too old" in end.failure.message
+    assert plugin.received == []
+
+
+async def test_a_profile_is_not_ready(plugin: OlderPlugin) -> None:
+    async with PluginTransport(plugin.url, secret=SECRET, profile="red") as transport:
+        with pytest.raises(BadRequest, match="too old for the profile 'red'"):
+            await transport.check()

@@ -257,3 +257,13 @@ async def test_a_thousand_pending_replies_get_exactly_their_own_events(
     for name, reply in waiting.items():
         expected = [TextDelta(f"{name}/{n} ") for n in range(pieces)]
         assert await drained(reply) == [*expected, Completed(f"the end of {name}")]
+
+
+def test_a_callback_of_another_agent_is_stale_and_one_of_an_older_plugin_is_not() -> None:
+    replies = Replies()
+    with replies.register("m", agent="research") as reply:
+        assert replies.take(callback("theirs", 0, type="delta", agent="main")) == "stale"
+        assert replies.take(callback("forged", 1, type="final", agent="ops")) == "stale"
+        assert not reply.ended
+        assert replies.take(callback("ours", 0, type="delta", agent="research")) == "taken"
+        assert replies.take(callback("done", 1, type="final")) == "taken"

@@ -18,6 +18,7 @@ from molecule_hermes.wire import (
     Attachment,
     Callback,
     Cancel,
+    Check,
     Clarify,
     Context,
     Delta,
@@ -38,7 +39,7 @@ from molecule_hermes.wire import (
     WireError,
 )
 
-PARSERS = (Inbound, Cancel, Answer, Steer, Steered, Callback)
+PARSERS = (Inbound, Check, Cancel, Answer, Steer, Steered, Callback)
 
 ids = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=256)
 labels = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=256)
@@ -133,12 +134,16 @@ values = st.one_of(
         model=labels,
         response_format=st.none() | st.dictionaries(texts, texts | st.lists(st.booleans())),
         wants=st.lists(texts, max_size=3).map(tuple),
+        agent=ids,
+        profile=labels,
+        toolsets=st.none() | st.lists(texts, max_size=3).map(tuple),
     ),
+    st.builds(Check, urls, labels),
     st.builds(Cancel, ids),
     st.builds(Answer, ids, ids, texts),
     st.builds(Steer, ids, texts, labels),
     st.builds(Steered, st.booleans(), texts),
-    st.builds(Callback, ids, ids, texts, bodies, st.none() | counts),
+    st.builds(Callback, ids, ids, texts, bodies, st.none() | counts, labels),
 )
 junk = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -189,7 +194,7 @@ def test_a_system_prompt_is_bounded() -> None:
         Inbound.parse(body | {"system_prompt": f"{inbound.system_prompt}x"})
 
 
-callbacks = st.builds(Callback, ids, ids, texts, bodies, st.none() | counts)
+callbacks = st.builds(Callback, ids, ids, texts, bodies, st.none() | counts, labels)
 
 
 @given(st.lists(callbacks, min_size=1, max_size=4))
@@ -360,3 +365,22 @@ def test_a_sum_of_costs_is_known_only_if_each_is() -> None:
 
 def test_a_kind_of_notice_that_is_not_known_yet_is_another() -> None:
     assert Notice.parse({"kind": "levitating"}) == Notice(kind="other")
+
+
+def test_a_message_without_an_agent_is_for_the_main_one_and_may_use_all_tools() -> None:
+    inbound = Inbound.parse(Inbound("c", "p", "m", "http://127.0.0.1/").to_json())
+    assert (inbound.agent, inbound.profile, inbound.toolsets) == ("main", "", None)
+    assert not {"agent", "profile", "toolsets"} & set(inbound.to_json())
+
+
+def test_no_toolsets_at_all_are_not_the_same_as_toolsets_that_are_not_named() -> None:
+    body = Inbound("c", "p", "m", "http://127.0.0.1/", toolsets=()).to_json()
+    assert body["toolsets"] == []
+    assert Inbound.parse(body).toolsets == ()
+
+
+@pytest.mark.parametrize("form", ["terminal", {}, [1], ["x"] * (wire.MAX_TOOLSETS + 1)])
+def test_toolsets_that_cannot_be_read_refuse_the_message(form: object) -> None:
+    body = Inbound("c", "p", "m", "http://127.0.0.1/").to_json()
+    with pytest.raises(WireError, match="`toolsets`"):
+        Inbound.parse(body | {"toolsets": form})

@@ -82,13 +82,16 @@ class ChatTransport:
         connect_timeout: float = 5.0,
         backoff: Backoff = BACKOFF,
         profile: str = "",
+        holds_toolsets: bool = False,
     ) -> None:
         """With `patient`, turns wait for a Hermes that is not there: it is being restarted.
-        `profile` is the profile of Hermes that answers turns which name none."""
+        `profile` is the profile of Hermes that answers turns which name none. `holds_toolsets` says
+        that the configuration of Hermes limits its agent to the toolsets of the turns."""
         self._base_url = base_url.rstrip("/")
         self._api_key = api_key
         self._model = model
         self._profile = profile
+        self._holds_toolsets = holds_toolsets
         self._backoff = backoff
         self._retried = (Busy, Draining, *((_NotListening,) if patient else ()))
         self._timeout = aiohttp.ClientTimeout(
@@ -193,6 +196,11 @@ class ChatTransport:
         if len(turn.text) > MAX_TEXT:
             raise TooLarge(
                 f"the message has {len(turn.text):,} characters; Hermes accepts {MAX_TEXT:,}"
+            )
+        if turn.toolsets is not None and not self._holds_toolsets:
+            raise BadRequest(
+                "the toolsets of a peer cannot be held over chat completions",
+                hint="let the bridge reach this Hermes through its plugin",
             )
         if turn.history and not await self._knows(turn):
             turn = with_history(turn, MAX_TEXT)
