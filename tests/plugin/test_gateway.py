@@ -44,7 +44,7 @@ async def test_a_message_is_answered(hermes: Hermes, callbacks: CallbackServer) 
     assert set(callbacks.secrets) == {SECRET}
     health = await hermes.health()
     instance = health.pop("instance")
-    assert health == {"ok": True, "ready": True, "active": 0}
+    assert health == {"ok": True, "ready": True, "active": 0, "warm": True}
     assert instance == (await hermes.health())["instance"]
 
 

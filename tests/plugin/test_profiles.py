@@ -235,3 +235,16 @@ async def test_hermes_shows_for_which_agent_a_message_is(hermes: Hermes) -> None
 def hermes_log(hermes: Hermes) -> str:
     logs = [*hermes.home.glob("logs/*.log"), hermes.home / "gateway.out"]
     return "\n".join(log.read_text(errors="replace") for log in logs)
+
+
+async def test_hermes_stops_cleanly_after_turns_of_several_profiles(tmp_path: Path) -> None:
+    """It closes the adapter once for the root and once for each profile."""
+    async with recorded_model() as model, hermes_with_profiles(tmp_path, model) as hermes:
+        async with plugin_of(hermes) as transport:
+            for profile in PROFILES:
+                end = await run(transport, turn(f"stop-{profile}", "hi", profile=profile))
+                assert isinstance(end, Completed)
+        await hermes.terminate()
+        log = hermes_log(hermes)
+    assert "Traceback" not in log
+    assert not re.search(r"(?i)(error|timed out).*disconnect|disconnect.*(error|timed out)", log)
