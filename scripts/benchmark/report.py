@@ -23,17 +23,22 @@ class Row:
 
 def report(rounds: Rounds, memory: dict[str, float], table: list[Row], out: Path) -> None:
     rounds = rounds | {"KiB in flight": {name: [kib] for name, kib in memory.items()}}
+    show(rounds, table)
+    plot(rounds, out / "bench.png")
+    print(f"\nwritten: {out / 'bench.json'}, {out / 'bench.png'}")
+
+
+def show(rounds: Rounds, table: list[Row]) -> None:
+    """Prints the medians, and the ratios with their targets."""
     for measure, servers in rounds.items():
         print(f"\n{measure}")
         for server, figures in servers.items():
             spread = f"   ({min(figures):.4g} … {max(figures):.4g})" if len(figures) > 1 else ""
-            print(f"  {server:14} {statistics.median(figures):10.4g}{spread}")
+            print(f"  {server:20} {statistics.median(figures):10.4g}{spread}")
     print(f"\n{'measure':62} {'ratio':>8} {'target':>8}")
     for row in table:
         target = f"{'≥' if row.least else '≤'} {row.target:g}"
         print(f"{row.what:62} {row.ratio:8.2f} {target:>8}  {'met' if row.met else 'MISSED'}")
-    plot(rounds, out / "bench.png")
-    print(f"\nwritten: {out / 'bench.json'}, {out / 'bench.png'}")
 
 
 def plot(rounds: Rounds, path: Path) -> None:

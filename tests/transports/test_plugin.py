@@ -354,6 +354,38 @@ async def test_a_turn_waits_for_a_hermes_that_is_being_restarted(plugin: FakePlu
             assert [event async for event in events][-1] == Completed("pong")
 
 
+@asynccontextmanager
+async def impatient(plugin: FakePlugin) -> AsyncIterator[PluginTransport]:
+    """Gives up a Hermes that answers no health check for half a second."""
+    plugin.sick = 1_000_000
+    async with PluginTransport(
+        plugin.url, secret=SECRET, watch_every=0.01, silent_for=0.5
+    ) as transport:
+        yield transport
+
+
+async def test_the_turns_of_a_hermes_without_any_sign_of_life_are_interrupted(
+    plugin: FakePlugin,
+) -> None:
+    plugin.script = nothing
+    async with impatient(plugin) as transport:
+        assert failure(await run(transport)) == "interrupted"
+
+
+async def test_a_hermes_that_is_too_busy_to_answer_but_still_calls_back_is_alive(
+    plugin: FakePlugin,
+) -> None:
+    async def script(plugin: FakePlugin, body: dict[str, Any]) -> None:
+        for seq in range(12):
+            await plugin.call(body, "x", type="delta", seq=seq)
+            await asyncio.sleep(0.1)
+        await plugin.call(body, "x" * 12, type="final", status="completed", seq=12)
+
+    plugin.script = script
+    async with impatient(plugin) as transport:
+        assert (await run(transport))[-1] == Completed("x" * 12)
+
+
 async def test_a_slow_health_check_after_a_restart_does_not_interrupt_the_next_turn(
     plugin: FakePlugin,
 ) -> None:

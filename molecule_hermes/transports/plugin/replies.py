@@ -108,6 +108,8 @@ class Reply:
 class Replies:
     def __init__(self, *, remember: int = 4096) -> None:
         self._pending: dict[str, Reply] = {}
+        self.taken = 0
+        """How many callbacks there were for pending replies."""
         self._over: OrderedDict[str, None] = OrderedDict()
         """The last messages whose turns are over."""
         self._remember = remember
@@ -132,7 +134,10 @@ class Replies:
     def take(self, callback: Callback) -> Outcome:
         """Hands a callback to the reply that waits for it. Never raises."""
         reply = self._pending.get(callback.reply_to)
-        return "stale" if reply is None else reply.take(callback)
+        if reply is None:
+            return "stale"
+        self.taken += 1
+        return reply.take(callback)
 
     def end_all(self, failure: TurnFailure | None = None) -> None:
         """Ends every pending reply with a failure, at shutdown or when Hermes is gone."""

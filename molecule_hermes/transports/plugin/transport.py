@@ -29,6 +29,7 @@ from molecule_hermes.transports.plugin.client import CONNECTIONS, PluginClient
 from molecule_hermes.transports.plugin.messages import inbound_of
 from molecule_hermes.transports.plugin.replies import Replies, Reply
 from molecule_hermes.transports.plugin.served import Served
+from molecule_hermes.transports.plugin.signs import SignsOfLife
 from molecule_hermes.transports.plugin.steering import NOT_THERE, steered_of, until
 from molecule_hermes.turns.features import features_of
 from molecule_hermes.turns.model import (
@@ -60,8 +61,6 @@ logger = logging.getLogger(__name__)
 _SENDS = 5
 _REFUSED_LIMIT = 2
 """After this many refused connections in a row, Hermes counts as dead."""
-_SILENT_LIMIT = 10
-"""After this many unanswered health checks in a row, Hermes counts as frozen."""
 
 
 class _TooOld(Interrupted):
@@ -82,12 +81,14 @@ class PluginTransport:
         callback_port: int = 0,
         patient: bool = False,
         attach_for: float = 30.0,
+        silent_for: float = 60.0,
         watch_every: float = 0.5,
         backoff: Backoff = BACKOFF,
         profile: str = "",
     ) -> None:
         """With `patient`, turns wait for a Hermes that is not there: it is being restarted.
-        `attach_for` is how long a turn of an earlier bridge waits for Hermes, in seconds.
+        `attach_for` is how long a turn of an earlier bridge waits for Hermes, in seconds, and
+        `silent_for` how long Hermes may show no sign of life before its turns are given up.
         `profile` is the profile of Hermes that `check` asks for."""
         self._client = PluginClient(base_url, secret)
         self._name = secrets.token_urlsafe(16)
@@ -98,6 +99,7 @@ class PluginTransport:
         self._server = ReplyServer(self._replies, callback_host, callback_port, secret)
         self._patient = patient
         self._attach_for = attach_for
+        self._silent_for = silent_for
         self._watch_every = watch_every
         self._profile = profile
         self._served = Served(self._client, lambda: self._server.url)
@@ -361,23 +363,25 @@ class PluginTransport:
 
         After kill -9 there is no final callback, and a restarted Hermes does not know the message.
         """
-        refused = silent = 0
+        refused, signs = 0, SignsOfLife(self._replies)
         while True:
             await self._pending.wait()
             # A message that is accepted during the check may be with the next Hermes.
             accepted = dict(self._accepted)
             if not accepted:
-                refused = silent = 0
+                refused = 0
+                signs.seen()
             try:
-                instance = str((await self._client.health(timeout=2.0)).get("instance", ""))
-                refused = silent = 0
+                instance = str((await self._client.health(timeout=5.0)).get("instance", ""))
+                refused = 0
+                signs.seen()
                 self._interrupt_unless(instance, accepted)
             except aiohttp.ClientConnectorError:
                 refused += 1
             except (aiohttp.ClientError, TimeoutError, ValueError, TurnFailure):
                 # Something listens again, so the refused connections were another Hermes's.
-                refused, silent = 0, silent + 1
-            if refused >= _REFUSED_LIMIT or silent >= _SILENT_LIMIT:
+                refused = 0
+            if refused >= _REFUSED_LIMIT or signs.seconds_ago() > self._silent_for:
                 self._interrupt_unless(None, accepted)
             if not len(self._replies):
                 self._pending.clear()
