@@ -125,7 +125,7 @@ def test_the_example_of_the_configuration_file_loads_and_has_every_key(tmp_path:
 
 def test_the_docs_have_every_key_of_the_configuration_file() -> None:
     keys = {"env": "env_file", "token": "token_file", "secret": "secret_file"}
-    internal = {"name", "source", "warnings"}
+    internal = {"name", "source", "warnings", "secret_files"}
     text = _page("agents")
     for section in (AgentConfig, RemoteHermes, RouteConfig, PeerConfig, Limits, Configuration):
         names = {field.name for field in dataclasses.fields(section)} - internal

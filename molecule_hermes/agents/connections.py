@@ -37,9 +37,15 @@ def address_of(name: TransportName, settings: Settings) -> str:
 
 
 def create_transport(
-    name: TransportName, settings: Settings, credentials: Credentials, *, patient: bool = False
+    name: TransportName,
+    settings: Settings,
+    credentials: Credentials,
+    *,
+    patient: bool = False,
+    holds_toolsets: bool = False,
 ) -> Transport:
-    """With `patient`, turns wait for a Hermes that is being restarted."""
+    """With `patient`, turns wait for a Hermes that is being restarted. With `holds_toolsets`, it
+    serves one peer, and its own configuration has only that peer's toolsets."""
     if settings.smoke_mode:
         return SmokeTransport()
     if name == "plugin":
@@ -55,6 +61,7 @@ def create_transport(
         credentials.api_key,
         model=settings.model,
         patient=patient,
+        holds_toolsets=holds_toolsets,
     )
 
 

@@ -100,7 +100,13 @@ class ManagedWorkers:
             origin=whose,
             eager=whose.peer is None,
         )
-        transport = create_transport(self._transport, own, credentials, patient=True)
+        transport = create_transport(
+            self._transport,
+            own,
+            credentials,
+            patient=True,
+            holds_toolsets=whose.peer is not None,
+        )
         return Worker(plan, gateway, transport, partial(self._report, key))
 
     def kept(self, settings: Settings) -> list[WorkerKey]:

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from molecule_hermes.agents.connections import TransportChoice
 from molecule_hermes.agents.workers import MainHermes
 from molecule_hermes.cli.messages import (
     Say,
@@ -61,9 +60,7 @@ class MainSetup:
     say: Say
     keep_config: bool
 
-    async def prepare(
-        self, stack: contextlib.AsyncExitStack, transport: TransportChoice
-    ) -> MainHermes:
+    async def prepare(self, stack: contextlib.AsyncExitStack) -> MainHermes:
         settings, say = self.settings, self.say
         home = HermesHome(settings.home)
         folders = WorkerFolders(
@@ -86,7 +83,7 @@ class MainSetup:
             )
         model, is_users = await _choose_model(home, settings, self.environ, stack, self.keep_config)
         credentials = create_credentials(settings, keep_config=self.keep_config)
-        servers = self._write(home, None if is_users else model, transport) if self._is_used else []
+        servers = self._write(home, None if is_users else model) if self._is_used else []
         introduce(settings, self.environ, model, home, say)
         introduce_agents(settings, self.configuration, say)
         report_confinement(settings, say)
@@ -116,15 +113,13 @@ class MainSetup:
         if not adopted:
             require_free_port(host, port, "HERMES_API_BASE", f"http://127.0.0.1:{port + 1}/v1")
 
-    def _write(
-        self, home: HermesHome, model: ModelChoice | None, transport: TransportChoice
-    ) -> list[str]:
+    def _write(self, home: HermesHome, model: ModelChoice | None) -> list[str]:
         """Merges what the bridge needs into the folder; returns the names of the MCP servers."""
         if self.keep_config:
             return []
         configure(home, self.settings, model)
-        if transport != "chat":
-            enable(home, self.settings)
+        # Over chat completions, too: it warms Hermes up, and lets it run as many turns at once.
+        enable(home, self.settings)
         return merge_mcp_servers(home, self.settings)
 
 

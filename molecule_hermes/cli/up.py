@@ -61,7 +61,7 @@ async def up(
         signals = stack.enter_context(Signals())
         stack.enter_context(held(settings.state_dir))
         setup = MainSetup(settings, configuration, environ, say, keep_config)
-        main = await setup.prepare(stack, transport)
+        main = await setup.prepare(stack)
         run = _Run(own, configuration, environ, main, signals, say)
         await run.serve(transport)
         async with progress(say, "stopping Hermes"):
