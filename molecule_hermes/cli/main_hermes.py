@@ -16,7 +16,7 @@ from molecule_hermes.cli.messages import (
     report_kept_worker,
     report_mcp_servers,
 )
-from molecule_hermes.config import Configuration, Settings, isolation_of
+from molecule_hermes.config import Configuration, Settings, uses_main_hermes
 from molecule_hermes.errors import ConfigError
 from molecule_hermes.hermes.credentials import create_credentials
 from molecule_hermes.hermes.demo_model import demo_model
@@ -34,7 +34,6 @@ from molecule_hermes.hermes.process import Gateway
 from molecule_hermes.hermes.worker_folders import WorkerFolders, short_path
 from molecule_hermes.hermes.workspace import merge_mcp_servers
 from molecule_hermes.net.ports import require_free_port
-from molecule_hermes.wire import MAIN_AGENT
 
 __all__ = ["MainSetup"]
 
@@ -87,13 +86,7 @@ class MainSetup:
 
     @property
     def _is_used(self) -> bool:
-        main = self.configuration.agents.get(MAIN_AGENT)
-        peers = len(self.settings.peer_tokens)
-        return (
-            main is not None
-            and main.hermes is None
-            and isolation_of(main, self.settings, peers=peers) == "shared"
-        )
+        return uses_main_hermes(self.settings, self.configuration)
 
     def _gateway(self, home: HermesHome, folders: WorkerFolders) -> Gateway:
         settings = self.settings
