@@ -15,6 +15,7 @@ from molecule_hermes.cli.messages import (
     report_confinement,
     report_kept_worker,
     report_mcp_servers,
+    report_work_folder,
 )
 from molecule_hermes.config import Configuration, Settings, uses_main_hermes
 from molecule_hermes.errors import ConfigError
@@ -82,6 +83,8 @@ class MainSetup:
         report_mcp_servers(servers, say)
         if self._is_used:
             report_kept_worker(settings, gateway.adoptable, model, say)
+            own = (folders.home, folders.work, folders.tmp)
+            report_work_folder(settings, home.read_config(), own, say)
         return MainHermes(home, folders, credentials, model, is_users, gateway)
 
     @property
