@@ -19,8 +19,10 @@ case "$(printf %s "${MOLECULE_SMOKE_MODE:-}" | tr '[:upper:]' '[:lower:]')" in
     export MOLECULE_HERMES_DEMO
     # Nobody calls this bridge: peers reach the runtime, whose adapter talks to the same Hermes.
     # If Hermes cannot run, the runtime waits for it in vain, so it ends, too.
+    # There is one agent with one Hermes, whatever is set for bridges with peers of their own.
     {
       MOLECULE_HERMES_HOST=127.0.0.1 MOLECULE_HERMES_PORT=0 MOLECULE_A2A_CALLBACK_PORT=0 \
+        MOLECULE_HERMES_ISOLATION=shared MOLECULE_HERMES_CONFIG='' \
         MOLECULE_HERMES_PEER_TOKENS="nobody:$(random)" molecule-hermes up || kill -TERM $$
     } &
     ;;

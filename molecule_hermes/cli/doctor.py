@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -13,14 +14,27 @@ import httpx
 
 from molecule_hermes.cli.progress import progress
 from molecule_hermes.client.connection import connect, fetch_card, message
-from molecule_hermes.config import Settings
-from molecule_hermes.errors import AuthFailure, BridgeError, StartError, TurnFailure, Unreachable
+from molecule_hermes.config import (
+    Settings,
+    load_configuration,
+    uses_main_hermes,
+    with_peers,
+)
+from molecule_hermes.errors import (
+    AuthFailure,
+    BridgeError,
+    ConfigError,
+    StartError,
+    TurnFailure,
+    Unreachable,
+)
 from molecule_hermes.hermes.confinement import missing, require_confinement
 from molecule_hermes.hermes.credentials import known_credentials
 from molecule_hermes.hermes.diagnosis import diagnose_running
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.net.ports import listens, port_owner
 from molecule_hermes.plugin import landlock
+from molecule_hermes.storage.state_dir import holder
 from molecule_hermes.text import is_loopback
 from molecule_hermes.transports.chat.transport import ChatTransport
 from molecule_hermes.transports.plugin.client import CallbackRefused
@@ -53,15 +67,20 @@ async def examine(
     settings: Settings, url: str, token: str, say: Say
 ) -> AsyncGenerator[Finding, None]:
     """Runs all checks in order, even if some fail. `say` reports checks that take long."""
+    apart = ""
+    if settings.config is not None:
+        yield await _finding("config", lambda: _config(settings), say)
+    with contextlib.suppress(ConfigError):
+        apart = _apart(settings)
     checks: dict[str, Check] = {
         "python": _python,
         "packages": _packages,
         "folder": lambda: _folder(settings),
         "confine": lambda: _confine(settings),
-        "ports": lambda: _ports(settings, url),
-        "hermes": lambda: _hermes(settings),
-        "key": lambda: _key(settings, url),
-        "plugin": lambda: _plugin(settings, url),
+        "ports": lambda: _ports({"bridge": url, **_hermes_api(settings, apart)}),
+        "hermes": lambda: _hermes(settings, apart),
+        "key": lambda: _key(settings, url, apart),
+        "plugin": lambda: _plugin(settings, url, apart),
         "bridge": lambda: _bridge(url, token),
         "card": lambda: _card(url),
         "turn": lambda: _turn(url, token),
@@ -72,7 +91,20 @@ async def examine(
 
 async def plugin_finding(settings: Settings, url: str, say: Say) -> Finding:
     """Only the check of the plugin. The bridge at `url` may know a secret that we do not."""
-    return await _finding("plugin", lambda: _plugin(settings, url), say)
+    return await _finding("plugin", lambda: _plugin(settings, url, _apart(settings)), say)
+
+
+def _apart(settings: Settings) -> str:
+    """Why there is no main Hermes to judge: a running `up` has a Hermes for each peer or agent,
+    and nobody else knows their addresses and keys. Empty if there is one. Raises `ConfigError`.
+
+    `serve` uses the one at HERMES_API_BASE, whatever the isolation.
+    """
+    configuration = load_configuration(settings)
+    if uses_main_hermes(with_peers(settings, configuration), configuration):
+        return ""
+    pid = holder(settings.state_dir)
+    return f"`up` (pid {pid}) runs a Hermes for each peer or agent" if pid else ""
 
 
 async def _finding(what: str, check: Check, say: Say) -> Finding:
@@ -107,6 +139,12 @@ async def _packages() -> str:
     return ", ".join(found)
 
 
+async def _config(settings: Settings) -> str:
+    configuration = load_configuration(settings)
+    with_peers(settings, configuration)
+    return f"{settings.config}: the agents {', '.join(configuration.agents)}"
+
+
 async def _folder(settings: Settings) -> str:
     home = HermesHome(settings.home)
     if not home.path.exists():
@@ -126,8 +164,11 @@ async def _confine(settings: Settings) -> str:
     return " ".join([f"{held} (Landlock {landlock.abi()}).", *lacks, "Never:", *landlock.limits()])
 
 
-async def _ports(settings: Settings, url: str) -> str:
-    urls = {"bridge": url, "Hermes API": settings.hermes_api_base}
+def _hermes_api(settings: Settings, apart: str) -> dict[str, str]:
+    return {} if apart else {"Hermes API": settings.hermes_api_base}
+
+
+async def _ports(urls: Mapping[str, str]) -> str:
     found = []
     for name, address in urls.items():
         parts = urlsplit(address)
@@ -144,7 +185,9 @@ def _listener(host: str, port: int) -> str:
     return owner or "no process listens"
 
 
-async def _hermes(settings: Settings) -> str:
+async def _hermes(settings: Settings, apart: str) -> str:
+    if apart:
+        return f"{apart}; `bridge` says whether they work"
     root = settings.hermes_api_base.rsplit("/v1", 1)[0]
     try:
         async with httpx.AsyncClient(timeout=5.0, trust_env=False) as http:
@@ -162,7 +205,9 @@ async def _hermes(settings: Settings) -> str:
     return f"hermes-agent {answer.get('version')} at {root}"
 
 
-async def _key(settings: Settings, url: str) -> str:
+async def _key(settings: Settings, url: str, apart: str) -> str:
+    if apart:
+        return "each Hermes has its own, and only the bridge knows it"
     key = known_credentials(settings).api_key
     if not key:
         await _bridge_knows("API_SERVER_KEY", url)
@@ -172,10 +217,13 @@ async def _key(settings: Settings, url: str) -> str:
     return "Hermes accepts API_SERVER_KEY" + ("" if settings.api_server_key else " (from its .env)")
 
 
-async def _plugin(settings: Settings, url: str) -> str:
+async def _plugin(settings: Settings, url: str, apart: str) -> str:
     """Whether the plugin itself says that it is bound; otherwise raises the cause."""
     if settings.platform_enabled is False:
         return "not used (MOLECULE_A2A_PLATFORM_ENABLED=false)"
+    if apart:
+        await _bridge(url, "")
+        return f"{apart}, and the bridge is ready at {url}"
     credentials = known_credentials(settings)
     transport = PluginTransport(settings.platform_url, secret=credentials.secret)
     async with transport:

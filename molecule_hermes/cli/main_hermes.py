@@ -14,8 +14,9 @@ from molecule_hermes.cli.messages import (
     report_confinement,
     report_kept_worker,
     report_mcp_servers,
+    report_work_folder,
 )
-from molecule_hermes.config import Configuration, Settings, isolation_of
+from molecule_hermes.config import Configuration, Settings, uses_main_hermes
 from molecule_hermes.errors import ConfigError
 from molecule_hermes.hermes.confinement import tmp_folder
 from molecule_hermes.hermes.credentials import create_credentials
@@ -34,20 +35,10 @@ from molecule_hermes.hermes.process import Gateway
 from molecule_hermes.hermes.worker_folders import WorkerFolders
 from molecule_hermes.hermes.workspace import merge_mcp_servers
 from molecule_hermes.net.ports import require_free_port
-from molecule_hermes.wire import MAIN_AGENT
 
-__all__ = ["MainSetup", "uses_main_hermes"]
+__all__ = ["MainSetup"]
 
 _TMP = "hermes-tmp"
-
-
-def uses_main_hermes(settings: Settings, configuration: Configuration) -> bool:
-    """Whether the main agent runs on HERMES_HOME itself, because all its peers share it."""
-    main = configuration.agents.get(MAIN_AGENT)
-    if main is None or main.hermes is not None:
-        return False
-    tokens = {*settings.peer_tokens, *(p.name for p in configuration.peers.values() if p.token)}
-    return isolation_of(main, settings, peers=len(tokens)) == "shared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +81,8 @@ class MainSetup:
         report_mcp_servers(servers, say)
         if self._is_used:
             report_kept_worker(settings, gateway.adoptable, model, say)
+            own = (folders.home, folders.work, folders.tmp)
+            report_work_folder(settings, home.read_config(), own, say)
         return MainHermes(home, folders, credentials, model, is_users, gateway)
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 
 from molecule_hermes import __version__
 from molecule_hermes.client.terminal import command_name
@@ -25,6 +26,7 @@ __all__ = [
     "report_confinement",
     "report_kept_worker",
     "report_mcp_servers",
+    "report_work_folder",
     "stopping",
     "warn_of_unknown_variables",
 ]
@@ -62,6 +64,25 @@ def report_confinement(settings: Settings, say: Say) -> None:
         require_confinement()
     for line in start_lines(settings.confine):
         say(f"  warning  {line}")
+
+
+def report_work_folder(
+    settings: Settings, config: Mapping[str, object], own: Collection[Path], say: Say
+) -> None:
+    """A working directory in Hermes's configuration that a confined Hermes cannot use.
+
+    It is not granted by itself: the agent can write to that configuration.
+    """
+    terminal = config.get("terminal")
+    cwd = terminal.get("cwd") if isinstance(terminal, Mapping) else None
+    if settings.confine == "off" or not isinstance(cwd, str) or not Path(cwd).is_absolute():
+        return
+    granted = [folder.resolve() for folder in (*own, *settings.writable)]
+    if not any(Path(cwd).resolve().is_relative_to(folder) for folder in granted):
+        say(
+            f"  warning  the agent's tools cannot use {cwd} (terminal.cwd in Hermes's config.yaml);"
+        )
+        say(f"           MOLECULE_HERMES_WRITABLE={cwd} lets them")
 
 
 def report_mcp_servers(names: Sequence[str], say: Say) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from molecule_hermes.agents.connections import TransportChoice, require_profiles
 from molecule_hermes.agents.workers import MainHermes, Workers
-from molecule_hermes.cli.main_hermes import MainSetup, uses_main_hermes
+from molecule_hermes.cli.main_hermes import MainSetup
 from molecule_hermes.cli.messages import (
     Say,
     ready,
@@ -23,6 +23,7 @@ from molecule_hermes.config import (
     Configuration,
     Settings,
     load_configuration,
+    uses_main_hermes,
     with_peers,
 )
 from molecule_hermes.errors import ConfigError, StartError
@@ -136,8 +137,11 @@ class _Run:
 
     def _require_no_restart(self, configuration: Configuration) -> None:
         """Raises `ConfigError` if the main Hermes would have to be started or stopped."""
-        before = uses_main_hermes(self.settings, self.configuration)
-        if uses_main_hermes(self.settings, configuration) is not before:
+        before, now = (
+            uses_main_hermes(with_peers(self.settings, each), each)
+            for each in (self.configuration, configuration)
+        )
+        if now is not before:
             raise ConfigError(
                 "it changes whether the peers of the main agent share one Hermes",
                 "restart `molecule-hermes up` for that",

@@ -9,6 +9,7 @@ from molecule_hermes.config.agents import (
     RemoteHermes,
     RouteConfig,
     isolation_of,
+    uses_main_hermes,
 )
 from molecule_hermes.config.fields import PREFIX
 from molecule_hermes.config.file import load_configuration, with_peers
@@ -34,5 +35,6 @@ __all__ = [
     "secret_variables",
     "settings_table",
     "unknown_variables",
+    "uses_main_hermes",
     "with_peers",
 ]

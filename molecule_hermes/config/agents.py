@@ -26,6 +26,7 @@ __all__ = [
     "RemoteHermes",
     "RouteConfig",
     "isolation_of",
+    "uses_main_hermes",
 ]
 
 Isolation = Literal["shared", "peer"]
@@ -131,3 +132,14 @@ def isolation_of(agent: AgentConfig, settings: Settings, *, peers: int) -> Isola
         return "shared"
     default: Isolation = "peer" if peers > 1 and not settings.shared_memory else "shared"
     return agent.isolation or settings.isolation or default
+
+
+def uses_main_hermes(settings: Settings, configuration: Configuration) -> bool:
+    """Whether `up` runs Hermes on HERMES_HOME itself: for the main agent, if its peers share it.
+
+    To all other workers that folder is a template.
+    """
+    main = configuration.agents.get(MAIN_AGENT)
+    if main is None or main.hermes is not None:
+        return False
+    return isolation_of(main, settings, peers=len(settings.peer_tokens)) == "shared"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from molecule_hermes.errors import StartError
 
-__all__ = ["held", "make_private"]
+__all__ = ["held", "holder", "make_private"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,15 +34,27 @@ def held(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = file.read(32).strip()
+            pid = file.read(32).strip()
             raise StartError(
-                f"`molecule-hermes up` (pid {holder}) already runs on {folder}",
-                f"stop it (kill {holder}), or choose another MOLECULE_HERMES_STATE_DIR",
+                f"`molecule-hermes up` (pid {pid}) already runs on {folder}",
+                f"stop it (kill {pid}), or choose another MOLECULE_HERMES_STATE_DIR",
             ) from None
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def holder(folder: Path) -> str | None:
+    """The process id of the `up` that uses the folder, as that one sees it; None if none does."""
+    try:
+        with (folder / _LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return (folder / _LOCK).read_text().strip()
+    except OSError:
+        pass
+    return None
 
 
 def make_private(folder: Path) -> None:

@@ -346,7 +346,7 @@ def refused(engine: Engine, image: str, volume: str) -> str:
     """Two gateways would corrupt each other's state."""
     with engine.start(image, volume, environment()) as other:
         code = other.wait(60)
-        expect(code == 1 and "another molecule-hermes already runs" in other.output, other.output)
+        expect(code == 1 and "already runs on /data" in other.output, other.output)
     return "is refused"
 
 

@@ -62,10 +62,12 @@ class World:
         await self._stack.aclose()
 
     def kill_hermes(self) -> None:
-        with contextlib.suppress(StopIteration, ProcessLookupError, psutil.Error):
-            if self.running is not None:
-                os.kill(self.running.hermes_pid(), signal.SIGKILL)
-                self.hermes_kills += 1
+        """Kills the Hermes of every peer: each peer's turns meet it."""
+        with contextlib.suppress(psutil.Error):
+            for pid in self.running.hermes_pids() if self.running is not None else ():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    self.hermes_kills += 1
 
     def sample(self) -> Sample | None:
         if self.running is None or self.running.process.returncode is not None:

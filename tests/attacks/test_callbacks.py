@@ -33,7 +33,8 @@ DANGEROUS = "demo:run rm -rf {}"
 
 @pytest.fixture(scope="module")
 def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return environment(tmp_path_factory.mktemp("callbacks"), **{SECRET: LEAKED})
+    writable = {"MOLECULE_HERMES_WRITABLE": str(tmp_path_factory.mktemp("outside"))}
+    return environment(tmp_path_factory.mktemp("callbacks"), **{SECRET: LEAKED}, **writable)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -82,9 +83,11 @@ async def test_the_replies_of_a_chat_go_to_no_other_address(
     assert attacker.taken == []
 
 
-async def test_the_answer_of_the_bridge_itself_is_accepted(stack: Stack, tmp_path: Path) -> None:
+async def test_the_answer_of_the_bridge_itself_is_accepted(
+    stack: Stack, environ: dict[str, str]
+) -> None:
     for answer, left in (("deny", True), ("once", False)):
-        victim = tmp_path / answer
+        victim = Path(environ["MOLECULE_HERMES_WRITABLE"], answer)
         victim.mkdir()
         async with peer(stack.url) as client, asyncio.timeout(60):
             asked = await ask(client, DANGEROUS.format(victim))

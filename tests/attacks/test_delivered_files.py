@@ -40,6 +40,8 @@ async def stack(folder: Path, model: RecordedModel) -> AsyncIterator[Stack]:
     environ = environment(
         folder,
         MOLECULE_HERMES_PEER_TOKENS=f"alice:{ALICE},bob:{BOB}",
+        # In a Hermes of its own, no other peer's file can even be read.
+        MOLECULE_HERMES_ISOLATION="shared",
         HERMES_CUSTOM_BASE_URL=model.url,
         HERMES_INFERENCE_MODEL="molecule-demo",
     )

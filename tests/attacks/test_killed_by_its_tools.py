@@ -22,11 +22,15 @@ KILL = (
 TIMES = 3
 
 
-async def test_hermes_killed_by_its_tools_comes_back_for_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("isolation", ["shared", "peer"])
+async def test_hermes_killed_by_its_tools_comes_back_for_the_others(
+    tmp_path: Path, isolation: str
+) -> None:
     environ = environment(
         tmp_path,
         MOLECULE_HERMES_PEER_TOKENS=f"mallory:{MALLORY},bob:{BOB}",
         MOLECULE_HERMES_MAX_RESTARTS="1",
+        MOLECULE_HERMES_ISOLATION=isolation,
     )
     config = tmp_path / "hermes" / "config.yaml"
     config.parent.mkdir()
@@ -37,12 +41,15 @@ async def test_hermes_killed_by_its_tools_comes_back_for_the_others(tmp_path: Pa
         peer(stack.url, token=BOB) as bob,
         asyncio.timeout(120),
     ):
+        await ask(bob, "hello")
+        of_bob = stack.hermes_pid("bob") if isolation == "peer" else None
         for _ in range(TIMES):
             turn = await ask(mallory, KILL)
             assert turn.failure["kind"] == "interrupted"
         mine = await ask(bob, "demo:say still here")
         assert mine.text == "still here"
         assert stack.process.returncode is None
+        assert of_bob is None or stack.hermes_pid("bob") == of_bob
         async with httpx.AsyncClient(headers={"Authorization": f"Bearer {BOB}"}) as http:
             figures = (await http.get(stack.url + "/metrics")).text
         assert f"molecule_hermes_hermes_restarts {float(TIMES)}" in figures

@@ -68,7 +68,8 @@ async def test_a_peer_with_too_many_questions_gets_a_refusal(bridge: StartBridge
 @pytest.mark.hermes
 async def test_hermes_has_threads_for_others_while_questions_wait(tmp_path: Path) -> None:
     """Hermes's own pool has 10 threads, and a turn that asks keeps its thread."""
-    environ = environment(tmp_path, MOLECULE_HERMES_PEER_TOKENS=TOKENS)
+    shared = {"MOLECULE_HERMES_ISOLATION": "shared"}
+    environ = environment(tmp_path, MOLECULE_HERMES_PEER_TOKENS=TOKENS, **shared)
     victim = tmp_path / "victim"
     async with (
         up(environ) as stack,

@@ -37,16 +37,25 @@ GIVEN = {
 SECRETS = ("operator-gave", ALICE, BOB)
 
 
+OPEN = {"MOLECULE_HERMES_ISOLATION": "shared", "MOLECULE_HERMES_CONFINE": "off"}
+"""The tools read every file of the user: whatever they find, no file and no process tells it."""
+
+
+@pytest.fixture(scope="module", params=["apart", "open"])
+def apart(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "apart")
+
+
 @pytest.fixture(scope="module", params=["plugin", "chat"])
 def environ(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, apart: bool
 ) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("secrets")
     home = HermesHome(folder / "hermes")
     home.create()
     home.merge_env({API_KEY: "key-of-an-earlier-version", SECRET: "secret-of-an-earlier-version"})
     way = {"MOLECULE_A2A_PLATFORM_ENABLED": "true" if request.param == "plugin" else "false"}
-    return environment(folder, **GIVEN, **way)
+    return environment(folder, **GIVEN, **way, **({} if apart else OPEN))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -81,9 +90,9 @@ async def test_no_tool_has_a_secret_in_its_environment(stack: Stack) -> None:
 
 
 async def test_no_tool_reads_the_environment_or_memory_of_the_bridge_or_hermes(
-    stack: Stack,
+    stack: Stack, apart: bool
 ) -> None:
-    pids = f"{stack.process.pid} {stack.hermes_pid()} $PPID"
+    pids = f"{stack.process.pid} {stack.hermes_pid('alice' if apart else '')} $PPID"
     read = "cat /proc/$p/environ | wc -c; readlink /proc/$p/fd/0 | wc -c; cat /proc/$p/maps | wc -c"
     told = await run(stack, f"for p in {pids}; do {read}; done 2>/dev/null | tr '\\n' ' '")
     assert re.search(r'"output": "(0 ?){9}"', told), told
@@ -92,11 +101,17 @@ async def test_no_tool_reads_the_environment_or_memory_of_the_bridge_or_hermes(
 
 
 async def test_no_file_that_a_tool_reads_has_a_secret(
-    stack: Stack, environ: dict[str, str]
+    stack: Stack, environ: dict[str, str], apart: bool
 ) -> None:
-    folder = environ["MOLECULE_HERMES_STATE_DIR"]
-    assert _output(await run(stack, search(folder))) == "searched"
-    env = HermesHome(Path(folder) / "hermes").read_env()
+    folder = Path(environ["MOLECULE_HERMES_STATE_DIR"])
+    # What is confined reads only its own folders there: it has to name them.
+    own = sorted(folder.glob("workers/main@alice-*/*")) if apart else []
+    home = next((path for path in own if path.name == "home"), folder / "hermes")
+    (home / "finds-this").write_text(f"a file with {ALICE}")
+    found = _output(await run(stack, search(str(folder), *map(str, own))))
+    (home / "finds-this").unlink()
+    assert found.replace("\\n", " ").split() == [f"{home}/finds-this", "searched"]
+    env = HermesHome(home).read_env()
     assert env["API_SERVER_ENABLED"] == "true"
     assert not {API_KEY, SECRET} & env.keys()
 
@@ -163,10 +178,13 @@ async def test_the_bridge_forgets_its_secrets_once_they_are_read() -> None:
 
 
 async def test_the_doctor_checks_the_secrets_it_is_given_against_a_running_bridge(
-    stack: Stack, environ: dict[str, str]
+    stack: Stack, environ: dict[str, str], apart: bool
 ) -> None:
     ended = await _command(environ, "doctor")
     assert ended.returncode == 0, ended.stdout + ended.stderr
+    if apart:
+        assert "each Hermes has its own, and only the bridge knows it" in ended.stdout
+        return
     assert "Hermes accepts API_SERVER_KEY" in ended.stdout
     wrong = environ | {API_KEY: "another-key-0123456789", SECRET: "another-secret-0123456789"}
     ended = await _command(wrong, "doctor")

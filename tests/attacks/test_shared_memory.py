@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -43,7 +44,8 @@ async def running(
 async def test_several_peers_share_no_memory_unless_the_operator_says_so(
     tmp_path: Path, way: str
 ) -> None:
-    async with running(tmp_path, way, TWO) as (stack, model):
+    one_hermes = {"MOLECULE_HERMES_ISOLATION": "shared"}
+    async with running(tmp_path, way, TWO, **one_hermes) as (stack, model):
         async with peer(stack.url, token=ALICE) as client:
             assert (await ask(client, "hello")).states[-1] == "COMPLETED"
         assert "terminal" in model.tools()
@@ -67,7 +69,31 @@ async def test_several_peers_share_no_memory_unless_the_operator_says_so(
             await ask(client, "hello again")
         assert model.tools() >= SHARED
         assert "teal" in model.prompts()
-        assert "all peers share session_search, memory, cronjob" in stack.output
+        assert "and session_search, memory, cronjob: one may learn" in stack.output
+
+
+@pytest.mark.parametrize("way", ["plugin", "chat"])
+async def test_peers_kept_apart_have_memories_of_their_own(tmp_path: Path, way: str) -> None:
+    search = 'demo:call=session_search {"query": "quince"}'
+    remember = {"action": "add", "target": "memory", "content": "bob's colour is olive"}
+    async with running(tmp_path, way, TWO) as (stack, model):
+        async with peer(stack.url, token=ALICE) as client:
+            await ask(client, "my fruit is a quince")
+            assert model.tools() >= SHARED
+            await ask(client, search, "another")
+        assert any("fruit" in result for result in model.results("session_search"))
+        model.requests.clear()
+        async with peer(stack.url, token=BOB) as client:
+            await ask(client, search)
+            await ask(client, f"demo:call=memory {json.dumps(remember)}")
+        assert model.results("session_search")
+        assert not any("fruit" in result for result in model.results("session_search"))
+        assert "teal" not in model.prompts()
+        for token, knows in ((ALICE, False), (BOB, True)):
+            model.requests.clear()
+            async with peer(stack.url, token=token) as client:
+                await ask(client, "hello", "later")
+            assert ("olive" in model.prompts()) is knows
 
 
 @pytest.mark.parametrize("way", ["plugin", "chat"])

@@ -12,7 +12,12 @@ import yaml
 
 from molecule_hermes import __version__
 from molecule_hermes.config import Settings
-from tests.deployment.test_deploy import AFTER_THE_DRAIN, DOCKERFILE, NAMES_OF_SECRETS
+from tests.deployment.test_deploy import (
+    AFTER_THE_DRAIN,
+    DOCKERFILE,
+    MIB_OF_A_WORKER,
+    NAMES_OF_SECRETS,
+)
 
 helm = pytest.importorskip("helm_python", reason="Helm has no wheel for this platform")
 
@@ -87,6 +92,14 @@ def test_kubernetes_waits_as_long_as_hermes_may_take_to_start(budget: int) -> No
     probe = agent["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] > budget + 20
     assert environment(agent)["HERMES_GATEWAY_READY_BUDGET_SEC"] == str(budget)
+
+
+def test_the_workers_fit_into_the_memory_of_the_pod() -> None:
+    agent = container({})
+    assert agent["resources"]["limits"]["memory"] == "2Gi"
+    workers = int(environment(agent)["MOLECULE_HERMES_MAX_WORKERS"])
+    assert workers * MIB_OF_A_WORKER <= 2048
+    assert environment(container({"maxWorkers": 40}))["MOLECULE_HERMES_MAX_WORKERS"] == "40"
 
 
 @pytest.mark.parametrize("drain", [0, 30, 600])

@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "deploy" / "compose.yaml"
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 NAMES_OF_SECRETS = re.compile("TOKEN|KEY|SECRET|PASSWORD")
+MIB_OF_A_WORKER = 300
+"""An idle Hermes has less than 200; the rest is for its tools and for the bridge."""
 AFTER_THE_DRAIN = 10 + 5 + 30
 """Seconds at most: turns that do not stop, open connections, Hermes."""
 
@@ -45,6 +47,11 @@ def test_the_composed_agent_is_unprivileged_and_keeps_its_state() -> None:
     assert agent["ports"] == ["127.0.0.1:8000:8000"]
     drain = int(agent["environment"]["MOLECULE_HERMES_DRAIN_TIMEOUT"])
     assert int(agent["stop_grace_period"].removesuffix("s")) > drain + AFTER_THE_DRAIN
+    workers = int(
+        agent["environment"]["MOLECULE_HERMES_MAX_WORKERS"].rpartition(":-")[2].strip("}")
+    )
+    assert agent["mem_limit"] == "2g"
+    assert workers * MIB_OF_A_WORKER <= 2048
     assert services["peer"]["depends_on"]["agent"]["condition"] == "service_healthy"
 
 
@@ -150,6 +157,15 @@ def test_the_demo_model_answers_in_a_workspace_only_if_it_is_asked_for(
     started = f'echo "$*" $MOLECULE_HERMES_HOST $MOLECULE_HERMES_DEMO >{fifo}'
     ended = run_workspace(tmp_path, f"cat {fifo}", started, **environ)
     assert (ended.returncode, ended.stdout) == (0, f"up 127.0.0.1 {demo}\n")
+
+
+def test_a_workspace_has_one_hermes_whatever_is_set_for_other_bridges(tmp_path: Path) -> None:
+    fifo = tmp_path / "started"
+    os.mkfifo(fifo)
+    started = f'echo "$MOLECULE_HERMES_ISOLATION ($MOLECULE_HERMES_CONFIG)" >{fifo}'
+    given = {"MOLECULE_HERMES_ISOLATION": "peer", "MOLECULE_HERMES_CONFIG": "/configs/agents.yaml"}
+    ended = run_workspace(tmp_path, f"cat {fifo}", started, **given)
+    assert (ended.returncode, ended.stdout) == (0, "shared ()\n")
 
 
 def test_a_workspace_whose_hermes_cannot_start_ends(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ async def test_the_next_up_adopts_hermes_and_its_turns(
             await stack.stop(number)
         assert hermes.is_running()
         if number == signal.SIGTERM:
-            assert f"Hermes goes on (process {hermes.pid})" in stack.output
+            assert f"Hermes   goes on (process {hermes.pid})" in stack.output
         async with up(environ) as stack, peer(stack.url) as client:
             assert f"runs already (process {hermes.pid})" in stack.output
             task = await completed(client, turn)

@@ -140,7 +140,7 @@ async def test_a_turn_ends_within_seconds_when_hermes_is_killed(stack: Stack) ->
         async for event in client.send_message(message("demo:slow=1 a b c d e f g h i j")):
             turn.add(event)
             if turn.updates and not killed:
-                os.kill(stack.hermes_pid(), signal.SIGKILL)
+                os.kill(stack.hermes_pid("alice"), signal.SIGKILL)
                 killed = time.monotonic()
         took = time.monotonic() - killed
     assert turn.states[-1] == "FAILED"
@@ -186,6 +186,8 @@ async def test_the_doctor_finds_no_problems(stack: Stack, environ: dict[str, str
     )
     assert ended.returncode == 0, ended.stdout
     assert "no problems found" in ended.stdout
+    apart = f"`up` (pid {stack.process.pid}) runs a Hermes for each peer or agent"
+    assert f"ok    hermes     {apart}" in ended.stdout
 
 
 async def test_a_second_bridge_on_the_same_home_does_not_start(
@@ -201,11 +203,20 @@ async def test_a_second_bridge_on_the_same_home_does_not_start(
 async def test_a_taken_port_is_reported(
     stack: Stack, environ: dict[str, str], tmp_path: Path, variable: str
 ) -> None:
-    other = environment(tmp_path, **{variable: environ[variable]})
-    ended = await _run_up(other)
+    taken = environ["MOLECULE_HERMES_PORT"]
+    if variable == "HERMES_API_BASE":
+        taken = f"http://127.0.0.1:{_api_port_of_a_worker(environ)}/v1"
+    ended = await _run_up(environment(tmp_path, **{variable: taken}))
     assert ended.returncode == 1
     assert "is taken by" in ended.stderr
     assert variable in ended.stderr
+
+
+def _api_port_of_a_worker(environ: dict[str, str]) -> str:
+    folders = Path(environ["MOLECULE_HERMES_STATE_DIR"]) / "workers"
+    # The first peer's, which is started with the bridge.
+    (home,) = folders.glob("main@alice-*/home")
+    return HermesHome(home).read_env()["API_SERVER_PORT"]
 
 
 async def _run_up(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -221,32 +232,72 @@ async def _run_up(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
     )
 
 
+async def test_a_killed_hermes_of_one_peer_is_back_for_its_next_turn(stack: Stack) -> None:
+    """The bridge stays ready: the other peers have Hermes processes of their own."""
+    async with peer(stack.url, token=ALICE) as alice, peer(stack.url, token=BOB) as bob:
+        await ask(alice, "my animal is an otter", "killed")
+        before = stack.output.count("Hermes ended with code")
+        os.kill(stack.hermes_pid("alice"), signal.SIGKILL)
+        await until(lambda: stack.output.count("Hermes ended with code") > before)
+        await stack.until_ready(timeout=1)
+        other = await ask(bob, "hello")
+        again = await ask(alice, "which animal?", "killed")
+    assert "You said: hello" in other.text
+    assert "otter" in again.text
+
+
+@pytest.mark.parametrize("plugin", ["true", "false"])
 async def test_readiness_follows_hermes_and_the_conversation_survives(
+    tmp_path: Path, plugin: str
+) -> None:
+    """Hermes is killed and comes back, then the bridge is restarted. The peers share one Hermes:
+    readiness would not tell that the Hermes of one of several peers is gone."""
+    environ = environment(
+        tmp_path,
+        MOLECULE_HERMES_PEER_TOKENS=f"alice:{ALICE},bob:{BOB}",
+        MOLECULE_HERMES_ISOLATION="shared",
+        MOLECULE_A2A_PLATFORM_ENABLED=plugin,
+    )
+    async with up(environ) as stack:
+        async with peer(stack.url, token=ALICE) as client:
+            await ask(client, "my animal is an otter", "restart")
+            os.kill(stack.hermes_pid(), signal.SIGKILL)
+            report = await stack.until_ready(False)
+            assert not report["parts"]["hermes"]["ok"]  # type: ignore[index]
+            waited = await ask(client, "anybody?", "restart")
+            assert any("Hermes" in line and "trying again" in line for line in waited.progress)
+            assert "You said: anybody?" in waited.text
+            await stack.until_ready()
+            again = await ask(client, "which animal?", "restart")
+            assert "otter" in again.text
+        await _ends_cleanly(stack, environ)
+    await _still_knows_the_otter(environ, "restart")
+
+
+async def test_conversations_of_peers_kept_apart_survive_a_restart(
     stack: Stack, environ: dict[str, str]
 ) -> None:
-    """Hermes is killed and comes back, then the bridge is restarted."""
-    async with peer(stack.url, token=ALICE) as client:
-        await ask(client, "my animal is an otter", "restart")
-        os.kill(stack.hermes_pid(), signal.SIGKILL)
-        report = await stack.until_ready(False)
-        # Whichever is noticed first: that its port is closed, or that its process is gone.
-        failing = [name for name, part in report["parts"].items() if not part["ok"]]  # type: ignore[attr-defined]
-        assert set(failing) & {"gateway", "hermes"}
-        waited = await ask(client, "anybody?", "restart")
-        assert any("Hermes" in line and "trying again" in line for line in waited.progress)
-        assert "You said: anybody?" in waited.text
-        await stack.until_ready()
-        again = await ask(client, "which animal?", "restart")
-        assert "otter" in again.text
+    async with peer(stack.url, token=ALICE) as alice, peer(stack.url, token=BOB) as bob:
+        await ask(alice, "my animal is an otter", "restart")
+        await ask(bob, "my animal is a newt", "restart")
+    await _ends_cleanly(stack, environ)
+    await _still_knows_the_otter(environ, "restart")
+
+
+async def _ends_cleanly(stack: Stack, environ: dict[str, str]) -> None:
     family = psutil.Process(stack.process.pid).children(recursive=True)
     assert await stack.stop() == 0
     assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     assert "Traceback" not in stack.output
     for secret in secrets_in(environ):
         assert secret not in stack.output
+
+
+async def _still_knows_the_otter(environ: dict[str, str], context: str) -> None:
     async with up(environ) as second, peer(second.url, token=ALICE) as client:
-        once_more = await ask(client, "which animal was it?", "restart")
-        assert "otter" in once_more.text
+        once_more = await ask(client, "which animal was it?", context)
+    assert "otter" in once_more.text
+    assert "newt" not in once_more.text
 
 
 async def test_a_signal_while_starting_ends_it_cleanly(tmp_path: Path) -> None:

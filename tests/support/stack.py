@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from molecule_hermes.hermes.pid_record import PidRecord
 from tests.support.serving import free_port
 from tests.support.waiting import until
 
@@ -32,10 +33,18 @@ class Stack:
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def hermes_pid(self) -> int:
-        """Raises StopIteration while no Hermes runs."""
+    def hermes_pid(self, peer: str = "") -> int:
+        """The peer's own Hermes, or the only one. Raises StopIteration while it does not run."""
+        if peer:
+            records = self.log.parent.glob(f"workers/main@{peer}-*/gateway.json")
+            return next(pid for record in records if (pid := PidRecord(record).read()))
+        pids = self.hermes_pids()
+        assert len(pids) <= 1, "name the peer"
+        return next(iter(pids))
+
+    def hermes_pids(self) -> list[int]:
         children = psutil.Process(self.process.pid).children()
-        return next(c.pid for c in children if "hermes" in " ".join(c.cmdline()))
+        return [c.pid for c in children if "hermes" in " ".join(c.cmdline())]
 
     async def until_ready(self, ready: bool = True, timeout: float = READY) -> dict[str, object]:
         """Waits until `/readyz` answers ready, or not ready; returns its report."""
