@@ -93,7 +93,8 @@ class MainSetup:
         report_mcp_servers(servers, say)
         if self._is_used:
             report_kept_worker(settings, gateway.adoptable, model, say)
-        return MainHermes(home, folders, credentials, model, is_users, gateway)
+        has_api = not self._is_used or bool(home.read_env().get("API_SERVER_ENABLED"))
+        return MainHermes(home, folders, credentials, model, is_users, gateway, has_api)
 
     @property
     def _is_used(self) -> bool:
