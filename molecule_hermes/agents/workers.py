@@ -45,6 +45,8 @@ class MainHermes:
     """Whether the model is the one in the folder's own config.yaml."""
     gateway: Gateway
     """Not started."""
+    has_api: bool = True
+    """Whether it serves its API; a folder that is used as it is may say no."""
 
 
 class Workers:
@@ -188,6 +190,7 @@ class Workers:
             prepare=partial(self._prepare_main, settings),
             clear=main.folders.clear,
             origin=whose,
+            has_api=main.has_api,
         )
         transport = create_transport(self._transport, settings, main.credentials, patient=True)
         return Worker(plan, main.gateway, transport, self._say)

@@ -83,7 +83,8 @@ class MainSetup:
             report_kept_worker(settings, gateway.adoptable, model, say)
             own = (folders.home, folders.work, folders.tmp)
             report_work_folder(settings, home.read_config(), own, say)
-        return MainHermes(home, folders, credentials, model, is_users, gateway)
+        has_api = not self._is_used or bool(home.read_env().get("API_SERVER_ENABLED"))
+        return MainHermes(home, folders, credentials, model, is_users, gateway, has_api)
 
     @property
     def _is_used(self) -> bool:

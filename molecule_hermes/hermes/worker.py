@@ -51,6 +51,9 @@ class WorkerPlan:
     """Held while the worker runs, so that no other bridge runs Hermes on its folder; None if it is
     held already."""
     eager: bool = True
+    has_api: bool = True
+    """Whether Hermes serves its API. Its own files do not tell: it writes them when it starts, and
+    its tools can change them."""
 
 
 class Worker:
@@ -173,7 +176,7 @@ class Worker:
 
     async def _is_ours(self) -> bool:
         """Whether Hermes confirms the plugin: another Hermes's plugin may answer at the port."""
-        if not self._has_api():
+        if not self._plan.has_api:
             return True
         state = await self._state()
         return state is not None and state.get("state") == "connected"
@@ -181,10 +184,7 @@ class Worker:
     def _first_session(self) -> FirstSession:
         # Without an API, nobody can open a session in Hermes.
         settings, key = self._plan.settings, self._plan.credentials.api_key
-        return FirstSession(settings.hermes_api_base, key, needed=self._has_api())
-
-    def _has_api(self) -> bool:
-        return bool(self.gateway.home.read_env().get("API_SERVER_ENABLED"))
+        return FirstSession(settings.hermes_api_base, key, needed=self._plan.has_api)
 
     async def _state(self) -> Mapping[str, object] | None:
         settings, key = self._plan.settings, self._plan.credentials.api_key

@@ -14,7 +14,7 @@ Tries every attack for which the file names targets, and prints a line for each:
 - `signal`: `{"pids", "number"}`
 - `abstract`, `listen`, `multipath`: abstract sockets; TCP ports to take; the same by MPTCP
 - `forge`: `{"chat_id", "message_id", "question_id", "callback", "text", "ports"}`, sent to these
-  ports; to each that is open on this machine if `ports` is left out
+  ports, with the `secrets` that it has; to each that is open on this machine if `ports` is left out
 - `sockets`: paths of Unix sockets; no rule prevents it before Linux 7.1
 - `modes`: files outside whose mode it changes, and changes back; no rule prevents it
 - `plant`: `{"links": {PATH: TARGET}, "files": {PATH: TEXT}}`, to be judged after a restart
@@ -434,7 +434,7 @@ def _post(target: dict[str, Any], path: str, body: dict[str, Any]) -> Iterator[s
 def _ask_each(target: dict[str, Any], path: str, body: bytes | None) -> Iterator[str]:
     """One that has no such endpoint answers 404, or not at all."""
     for port in target.get("ports") or _listening():
-        for secret in ("", "x"):
+        for secret in ("", "x", *target.get("secrets", ())):
             headers = {"Content-Type": "application/json", "X-Molecule-A2A-Secret": secret}
             url = f"http://127.0.0.1:{port}{path}"
             request = urllib.request.Request(url, body, headers)
