@@ -10,7 +10,7 @@ import os
 import stat
 from pathlib import Path
 
-__all__ = ["ConfinedFileError", "OversizedFileError", "read_below", "read_regular"]
+__all__ = ["ConfinedFileError", "OversizedFileError", "read_below", "read_part", "read_regular"]
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A named pipe that is opened without O_NONBLOCK waits for a writer.
@@ -30,11 +30,23 @@ class OversizedFileError(ConfinedFileError):
 def read_regular(path: Path, limit: int = 16 * 2**20) -> bytes:
     """Reads a file that somebody else may have replaced by a pipe, which would wait for ever, or by
     something huge. Follows links. Raises `OSError`."""
+    content = read_part(path, 0, limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
+    return content
+
+
+def read_part(path: Path, start: int, limit: int) -> bytes:
+    """As `read_regular`, but at most `limit` bytes from there; before 0, from the end. A file that
+    has become shorter than that is read from its beginning."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:  # noqa: PTH123 - it is a descriptor
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
-            raise OSError(errno.EINVAL, f"it is not a file of at most {limit} bytes", str(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is not a file", str(path))
+        file.seek(max(0, status.st_size + start) if start < 0 else start)
+        if start > status.st_size:
+            file.seek(0)
         return file.read(limit)
 
 

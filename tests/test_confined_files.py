@@ -12,7 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molecule_hermes.confined_files import ConfinedFileError, OversizedFileError, read_below
+from molecule_hermes.confined_files import (
+    ConfinedFileError,
+    OversizedFileError,
+    read_below,
+    read_part,
+    read_regular,
+)
 
 
 @pytest.fixture
@@ -115,3 +121,27 @@ def test_any_name_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, n
     folder = tmp_path_factory.getbasetemp()
     with contextlib.suppress(ConfinedFileError):
         read_below(folder, name, 10)
+
+
+def test_a_file_that_became_a_pipe_or_too_large_is_refused_and_never_waited_for(
+    tmp_path: Path,
+) -> None:
+    pipe, large = tmp_path / "pipe", tmp_path / "large"
+    os.mkfifo(pipe)
+    large.write_bytes(b"x" * 11)
+    for path in (pipe, large, tmp_path, tmp_path / "missing"):
+        with pytest.raises(OSError, match=".+"):
+            read_regular(path, 10)
+    assert read_regular(large, 11) == b"x" * 11
+
+
+def test_a_part_of_a_file_is_read_from_its_end_or_where_an_earlier_part_ended(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "log"
+    file.write_bytes(b"0123456789")
+    assert read_part(file, -3, 100) == b"789"
+    assert read_part(file, -100, 100) == b"0123456789"
+    assert read_part(file, 4, 3) == b"456"
+    assert read_part(file, 10, 100) == b""
+    assert read_part(file, 11, 100) == b"0123456789"  # it was replaced by a shorter one

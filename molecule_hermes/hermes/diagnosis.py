@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from molecule_hermes.config import Settings
-from molecule_hermes.confined_files import read_regular
+from molecule_hermes.confined_files import read_part, read_regular
 from molecule_hermes.errors import StartError
 from molecule_hermes.hermes.api import platform_in, platform_state
 from molecule_hermes.hermes.credentials import Credentials, public_environment
@@ -34,6 +34,7 @@ __all__ = ["Hermes", "NotBoundError", "diagnose", "diagnose_running"]
 _ENABLE = "molecule-hermes plugin enable"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _NOT_FOUND = 9
+_TAIL = 200_000
 _FIND = (
     "import importlib.metadata as m, sys;"
     "found = m.entry_points(group='hermes_agent.plugins', name=sys.argv[1]);"
@@ -186,7 +187,7 @@ def _no_stanza(hermes: Hermes, config: Mapping[str, Any]) -> NotBoundError | Non
 def _load_error(hermes: Hermes) -> NotBoundError | None:
     for log in hermes.logs:
         try:
-            lines = read_regular(log, 2**30)[-200_000:].decode("utf-8", "replace").splitlines()
+            lines = read_part(log, -_TAIL, _TAIL).decode("utf-8", "replace").splitlines()
         except OSError:
             continue
         for line in reversed(lines):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from molecule_hermes.confined_files import read_regular
+from molecule_hermes.confined_files import read_part
 from molecule_hermes.hermes.home import HermesHome
 
 __all__ = ["RespawnPause", "RespawnWatch"]
@@ -44,10 +44,9 @@ class RespawnWatch:
 
     def pause(self) -> RespawnPause | None:
         try:
-            log = read_regular(self._log)
             # Hermes rotates the file: a shorter one is a new one.
-            new = log[self._offset if len(log) >= self._offset else 0 :]
-            found = _LINE.findall(new[: 2**20].decode("utf-8", "replace"))
+            new = read_part(self._log, self._offset, 2**20)
+            found = _LINE.findall(new.decode("utf-8", "replace"))
         except OSError:
             return None
         return RespawnPause(*map(int, found[-1])) if found else None
