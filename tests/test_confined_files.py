@@ -130,7 +130,7 @@ def test_a_file_that_became_a_pipe_or_too_large_is_refused_and_never_waited_for(
     os.mkfifo(pipe)
     large.write_bytes(b"x" * 11)
     for path in (pipe, large, tmp_path, tmp_path / "missing"):
-        with pytest.raises(OSError, match=".+"):
+        with pytest.raises(OSError, match=r".+"):
             read_regular(path, 10)
     assert read_regular(large, 11) == b"x" * 11
 

@@ -9,11 +9,12 @@ from molecule_hermes.config.agent_section import AGENT_NAME, AGENT_TAKES, read_a
 from molecule_hermes.config.agents import AgentConfig, Configuration, PeerConfig, RouteConfig
 from molecule_hermes.config.checks import PATTERN, PATTERN_TAKES, matches_one_of, shadowed_by
 from molecule_hermes.config.fields import PEER_NAME, PREFIX
-from molecule_hermes.config.named_files import NamedFiles, read_bounded
+from molecule_hermes.config.named_files import NamedFiles
 from molecule_hermes.config.peer_section import read_peer
 from molecule_hermes.config.settings import Settings
 from molecule_hermes.config.values import Value
 from molecule_hermes.config.yaml_tree import MAX_BYTES, YamlProblem, parse_yaml
+from molecule_hermes.confined_files import read_regular
 from molecule_hermes.errors import ConfigError
 from molecule_hermes.text import shorten
 from molecule_hermes.wire import MAIN_AGENT
@@ -80,7 +81,7 @@ class _Loader:
 
     def _read(self) -> Value:
         try:
-            return Value(self._file, "", parse_yaml(read_bounded(self._file, MAX_BYTES)))
+            return Value(self._file, "", parse_yaml(read_regular(self._file, MAX_BYTES)))
         except OSError as error:
             raise ConfigError(
                 f"cannot read {self._file}: {error.strerror}", f"{PREFIX}CONFIG names this file"

@@ -14,8 +14,9 @@ from dotenv.parser import parse_stream
 from pydantic import SecretStr
 
 from molecule_hermes.config.values import Value
+from molecule_hermes.confined_files import read_regular
 
-__all__ = ["NamedFiles", "read_bounded"]
+__all__ = ["NamedFiles"]
 
 _PATH = r"[^\x00-\x1f]{1,4096}"
 _MAX_SECRET = 65_536
@@ -27,18 +28,6 @@ _DECIDED = re.compile(
     r"|HERMES_HOME|HOME|TMPDIR|PATH|PWD"
 )
 """Variables that the bridge sets for its own Hermes, or that change how processes start."""
-
-
-def read_bounded(path: Path, limit: int) -> bytes:
-    """The file's bytes. Raises `OSError`, also for what is not a file or is too large."""
-    # A pipe would block; a link may lead to a file.
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(0, "it is not a file")
-    with path.open("rb") as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise OSError(0, f"it has more than {limit} bytes")
-    return data
 
 
 class NamedFiles:
@@ -76,7 +65,7 @@ class NamedFiles:
         """
         path = self._path(value, "the path of a file with a secret", shown=False)
         try:
-            text = read_bounded(path, _MAX_SECRET).decode("utf-8").strip()
+            text = read_regular(path, _MAX_SECRET).decode("utf-8").strip()
         except OSError as error:
             raise value.error(f"names a file that cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
@@ -115,7 +104,7 @@ class NamedFiles:
 
     def _read(self, value: Value, path: Path, limit: int) -> bytes:
         try:
-            return read_bounded(path, limit)
+            return read_regular(path, limit)
         except OSError as error:
             raise value.error(f"names {str(path)!r}: {error.strerror}") from None
 
