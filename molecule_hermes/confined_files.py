@@ -40,14 +40,17 @@ def read_part(path: Path, start: int, limit: int) -> bytes:
     """As `read_regular`, but at most `limit` bytes from there; before 0, from the end. A file that
     has become shorter than that is read from its beginning."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:  # noqa: PTH123 - it is a descriptor
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a file", str(path))
-        file.seek(max(0, status.st_size + start) if start < 0 else start)
-        if start > status.st_size:
-            file.seek(0)
-        return file.read(limit)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            file.seek(max(0, status.st_size + start) if start < 0 else start)
+            if start > status.st_size:
+                file.seek(0)
+            return file.read(limit)
+    finally:
+        os.close(descriptor)
 
 
 def read_below(folder: Path, name: str, limit: int) -> bytes:
