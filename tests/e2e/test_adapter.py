@@ -19,7 +19,7 @@ from tests.support.stack import environment, processes, up
 from tests.support.waiting import until
 from tests.support.workspace_platform import AdapterConfig, Workspace, platform, workspace_file
 
-ROOT = Path(__file__).parents[2]
+NOTES = Path(__file__).parents[1] / "support" / "mcp_notes.py"
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -34,8 +34,8 @@ async def environ(folder: Path) -> AsyncIterator[dict[str, str]]:
     """The environment of the platform's process, while a Hermes runs beside it."""
     (folder / "workspace").mkdir()
     (folder / "configs").mkdir()
-    servers = {"notes": {"command": sys.executable, "args": ["-m", "tests.support.mcp_notes"]}}
-    servers["notes"]["env"] = {"PYTHONPATH": str(ROOT)}
+    (folder / "outside").mkdir()
+    servers = {"notes": {"command": sys.executable, "args": [str(NOTES)]}}
     (folder / "configs" / "config.yaml").write_text(json.dumps({"mcp_servers": servers}))
     environ = environment(
         folder / "state",
@@ -43,6 +43,8 @@ async def environ(folder: Path) -> AsyncIterator[dict[str, str]]:
         MOLECULE_A2A_PLATFORM_CALLBACKS="127.0.0.1",
         API_SERVER_KEY="an-api-key-of-the-tests",
         WORKSPACE_CONFIG_PATH=str(folder / "configs"),
+        MOLECULE_HERMES_READABLE=str(NOTES),
+        MOLECULE_HERMES_WRITABLE=str(folder / "outside"),
     )
     async with up(environ):
         yield environ | {
@@ -123,7 +125,7 @@ async def test_a_failure_is_not_blank(environ: dict[str, str], plugin: bool) -> 
 async def test_a_dangerous_command_is_denied_and_the_reply_says_so(
     environ: dict[str, str], folder: Path
 ) -> None:
-    victim = folder / "victim"
+    victim = folder / "outside" / "victim"
     victim.mkdir()
     async with workspace(environ, "denied") as running:
         reply = await running.send(f"demo:run rm -rf {victim}")

@@ -59,9 +59,10 @@ def settings(folder: Path, way: TransportName, **more: str) -> dict[str, str]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(
-    tmp_path_factory: pytest.TempPathFactory, way: TransportName
+    tmp_path_factory: pytest.TempPathFactory, way: TransportName, outside: Path
 ) -> AsyncIterator[Stack]:
-    async with up(settings(tmp_path_factory.mktemp("stack"), way)) as running:
+    writable = {"MOLECULE_HERMES_WRITABLE": str(outside)}
+    async with up(settings(tmp_path_factory.mktemp("stack"), way, **writable)) as running:
         yield running
 
 
@@ -71,10 +72,16 @@ async def alice(stack: Stack) -> AsyncIterator[Client]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the agent may write to besides its own."""
+    return tmp_path_factory.mktemp("outside")
+
+
 @pytest.fixture
-def victim(tmp_path: Path) -> Path:
+def victim(outside: Path, tmp_path: Path) -> Path:
     """A folder that a dangerous command would remove."""
-    folder = tmp_path / "victim"
+    folder = outside / tmp_path.name
     folder.mkdir()
     (folder / "precious").write_text("x")
     return folder
@@ -209,11 +216,12 @@ async def test_where_nobody_can_be_asked_a_dangerous_command_does_not_run(
 
 @pytest.mark.feature(Feature.APPROVALS)
 async def test_an_operator_can_deny_all_approvals_and_no_answer_is_a_denial(
-    tmp_path: Path, way: TransportName, victim: Path
+    tmp_path: Path, way: TransportName, outside: Path, victim: Path
 ) -> None:
     environ = settings(
         tmp_path / "stack",
         way,
+        MOLECULE_HERMES_WRITABLE=str(outside),
         MOLECULE_HERMES_APPROVALS="deny",
         MOLECULE_HERMES_QUESTION_TIMEOUT="1",
     )

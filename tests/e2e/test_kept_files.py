@@ -57,6 +57,8 @@ def settings(folder: Path, model: RecordedModel, way: TransportName, **more: str
     return environment(
         folder,
         MOLECULE_HERMES_PEER_TOKENS=f"alice:{ALICE},bob:{BOB}",
+        # One Hermes keeps the files of all of them.
+        MOLECULE_HERMES_ISOLATION="shared",
         MOLECULE_A2A_PLATFORM_ENABLED="true" if way == "plugin" else "false",
         HERMES_CUSTOM_BASE_URL=model.url,
         HERMES_INFERENCE_MODEL="molecule-demo",

@@ -76,6 +76,8 @@ def _bare_site(environ: dict[str, str], entry_points: str = "") -> None:
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: molecule-hermes\nVersion: 9\n")
         (info / "entry_points.txt").write_text(f"[hermes_agent.plugins]\n{entry_points}\n")
     environ["PYTHONPATH"] = f"{folder}:{ROOT}"
+    # A confined Hermes does not see what else is installed in the folder of the bridge's state.
+    environ["MOLECULE_HERMES_READABLE"] = str(folder)
 
 
 def not_installed(environ: dict[str, str]) -> list[str]:

@@ -31,7 +31,7 @@ from tests.support.stack import Stack, environment, up
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-ROOT = Path(__file__).parents[2]
+PUBLISHER = Path(__file__).parents[1] / "support" / "mcp_publisher.py"
 
 
 @pytest.fixture(scope="module", params=["plugin", "chat"])
@@ -46,7 +46,8 @@ async def stack(
 ) -> AsyncIterator[Stack]:
     folder = tmp_path_factory.mktemp("stack")
     on = "false" if way == "chat" else "true"
-    environ = environment(folder, MOLECULE_A2A_PLATFORM_ENABLED=on)
+    servers_code = {"MOLECULE_HERMES_READABLE": str(PUBLISHER)}
+    environ = environment(folder, MOLECULE_A2A_PLATFORM_ENABLED=on, **servers_code)
     home = folder / "hermes"
     home.mkdir()
     servers = {name: _server(name) for name in ("alpha", "beta")}
@@ -58,8 +59,8 @@ async def stack(
 def _server(name: str) -> dict[str, Any]:
     return {
         "command": sys.executable,
-        "args": ["-m", "tests.support.mcp_publisher", name],
-        "env": {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
+        "args": [str(PUBLISHER), name],
+        "env": {"PATH": os.environ["PATH"]},
         "supports_parallel_tool_calls": True,
     }
 
