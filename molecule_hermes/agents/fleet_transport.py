@@ -27,19 +27,22 @@ Check = Callable[[], Awaitable[None]]
 
 class FleetTransport:
     """`key_of` names the worker of a peer, and `check` says whether a turn can begin. The fleet is
-    opened and closed by its owner."""
+    opened and closed by its owner; `on_close` is called when the agent has ended its last turn."""
 
     def __init__(
         self,
         fleet: Fleet[Worker],
         key_of: Callable[[str], WorkerKey],
         name: TransportName,
+        *,
         check: Check,
+        on_close: Callable[[], None],
     ) -> None:
         self.features = features_of(name)
         self._fleet = fleet
         self._key_of = key_of
         self._check = check
+        self._on_close = on_close
         self._running: dict[str, Worker] = {}
         """The workers that have turns, by message."""
         self._starting: dict[str, asyncio.Event] = {}
@@ -55,6 +58,7 @@ class FleetTransport:
 
     async def __aexit__(self, *error: object) -> None:
         """The fleet closes the workers' transports."""
+        self._on_close()
 
     async def run(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
         async with self._fleet.lease(self._key(turn)) as lease:

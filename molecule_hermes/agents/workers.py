@@ -11,6 +11,7 @@ from typing import get_args
 from molecule_hermes.agents.connections import RemoteTransports, create_transport
 from molecule_hermes.agents.fleet_transport import FleetTransport
 from molecule_hermes.agents.managed import ManagedWorkers, Whose
+from molecule_hermes.agents.routes import Routes
 from molecule_hermes.config import AgentConfig, Configuration, Settings, isolation_of, with_peers
 from molecule_hermes.errors import ConfigError, Unreachable
 from molecule_hermes.hermes.credentials import Credentials, create_handover
@@ -64,7 +65,10 @@ class Workers:
     ) -> None:
         self._own_settings = settings
         self._settings = settings = with_peers(settings, configuration)
+        require_enforceable(settings, configuration, transport)
         self._configuration = configuration
+        self._agents = dict(configuration.agents)
+        """Also those that are no longer configured, but have turns."""
         self._environ = environ
         self._main = main
         self._transport: TransportName = transport
@@ -89,17 +93,26 @@ class Workers:
         if agent.hermes is not None:
             return self._remote.create(agent.hermes)
         name = agent.name
-        check = partial(self._check, name)
-        return FleetTransport(self.fleet, partial(self.key, name), self._transport, check)
+        return FleetTransport(
+            self.fleet,
+            partial(self.key, name),
+            self._transport,
+            check=partial(self._check, name),
+            on_close=partial(self._closed, name),
+        )
+
+    def _closed(self, agent: str) -> None:
+        if agent not in self._configuration.agents:
+            self._agents.pop(agent, None)
+            self.fleet.revise()
 
     def key(self, agent: str, peer: str) -> WorkerKey:
         return WorkerKey(agent, peer if self.is_kept_apart(agent) else None)
 
     def is_kept_apart(self, agent: str) -> bool:
         """Whether each peer of the agent has a worker of its own."""
-        config = self._configuration.agents[agent]
         peers = len(self._settings.peer_tokens)
-        return isolation_of(config, self._settings, peers=peers) == "peer"
+        return isolation_of(self._agents[agent], self._settings, peers=peers) == "peer"
 
     @property
     def eager(self) -> list[WorkerKey]:
@@ -145,9 +158,16 @@ class Workers:
         Raises `ConfigError`, and then changes nothing.
         """
         settings = with_peers(self._own_settings, configuration)
-        self._models = models_of(settings, configuration, self._main, self._environ)
+        require_enforceable(settings, configuration, self._transport)
+        self._models |= models_of(settings, configuration, self._main, self._environ)
         self._settings, self._configuration = settings, configuration
+        self._agents |= configuration.agents
         self.fleet.revise()
+
+    def start_others(self) -> None:
+        """Starts the workers that are to run at once, but for the first, in the background."""
+        for key in [*self.eager[1:], *self.kept]:
+            self.fleet.start_soon(key)
 
     async def _check(self, agent: str) -> None:
         """Raises the `TurnFailure` that a new turn of the agent would end with now."""
@@ -160,7 +180,7 @@ class Workers:
 
     def _origin(self, key: WorkerKey) -> Whose:
         """Raises `KeyError` if nobody needs the worker any more."""
-        agent = self._configuration.agents[key.agent]
+        agent = self._agents[key.agent]
         if agent.hermes is not None or self.is_kept_apart(key.agent) is (key.peer is None):
             raise KeyError(key)
         peer = None if key.peer is None else self._configuration.peer(key.peer)
@@ -213,6 +233,22 @@ class Workers:
             settings, protected=self._protected(), readable=readable, ports=None if alone else ports
         )
         return replace(handover, confinement=confinement)
+
+
+def require_enforceable(
+    settings: Settings, configuration: Configuration, transport: TransportName
+) -> None:
+    """Raises `ConfigError` for a rule that the transport cannot enforce."""
+    routes, peers = Routes(configuration), len(settings.peer_tokens)
+    for peer in configuration.peers.values() if transport == "chat" else ():
+        for name, agent in configuration.agents.items():
+            shared = isolation_of(agent, settings, peers=peers) == "shared"
+            if peer.toolsets is not None and shared and routes.allows(peer.name, name):
+                raise ConfigError(
+                    f"peers.{peer.name}.toolsets does not hold for agents.{name}, whose peers "
+                    "share a Hermes that is reached over chat completions",
+                    "use the plugin, or isolation: peer",
+                )
 
 
 def models_of(

@@ -19,24 +19,26 @@ logger = logging.getLogger(__name__)
 class Reload:
     """Reads the configuration file again. A bad one changes nothing.
 
-    `check` raises `StartError` for a configuration that needs a restart, and `apply` takes one that
-    the bridge has taken.
+    `configure` gives a configuration to what the bridge relies on, before the bridge has it. It
+    raises `StartError` for one that it cannot take. `after` is called when all have taken it.
     """
 
     def __init__(
         self,
         settings: Settings,
+        configuration: Configuration,
         bridge: Bridge,
         say: Say,
         *,
-        check: Callable[[Configuration], None] = lambda configuration: None,
-        apply: Callable[[Configuration], None] = lambda configuration: None,
+        configure: Callable[[Configuration], None] = lambda configuration: None,
+        after: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
+        self._configuration = configuration
         self._bridge = bridge
         self._say = say
-        self._check = check
-        self._apply = apply
+        self._configure = configure
+        self._after = after
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -54,15 +56,23 @@ class Reload:
         async with self._lock:
             try:
                 configuration = await asyncio.to_thread(load_configuration, self._settings)
-                self._check(configuration)
-                await self._bridge.reload(configuration)
-                self._apply(configuration)
+                self._configure(configuration)
+                await self._take(configuration)
             except StartError as error:
                 self._say(f"the configuration stays as it was: {error}")
                 return
             except Exception:
                 logger.exception("the configuration could not be read again")
                 return
+            self._after()
         for warning in configuration.warnings:
             self._say(f"  warning  {warning}")
         self._say("the configuration was read again")
+
+    async def _take(self, configuration: Configuration) -> None:
+        try:
+            await self._bridge.reload(configuration)
+        except BaseException:
+            self._configure(self._configuration)
+            raise
+        self._configuration = configuration

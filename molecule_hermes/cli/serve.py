@@ -57,7 +57,7 @@ async def serve(
         signals.on_second = [bridge.hasten.set]
         where = _where(settings, configuration, name)
         say(f"the agent is at {bridge.url}; Hermes is expected at {where}")
-        reload = Reload(settings, bridge, say)
+        reload = Reload(settings, configuration, bridge, say)
         with signals.on_reload(reload.begin):
             if await signals.wait(_report_readiness(bridge, say)):
                 await signals.wait()

@@ -128,8 +128,17 @@ class _Run:
         self.say(f"  Hermes   {line}")
 
     async def _until_stopped(self, bridge: Bridge, name: TransportName, workers: Workers) -> None:
+        def configure(configuration: Configuration) -> None:
+            self._require_no_restart(configuration)
+            workers.configure(configuration)
+
         reload = Reload(
-            self.settings, bridge, self.say, check=self._require_no_restart, apply=workers.configure
+            self.settings,
+            self.configuration,
+            bridge,
+            self.say,
+            configure=configure,
+            after=workers.start_others,
         )
         with self.signals.on_reload(reload.begin):
             await self._until_signal(bridge, name, workers)
@@ -155,8 +164,7 @@ class _Run:
 
     async def _until_ready(self, bridge: Bridge, workers: Workers) -> None:
         """Starts the first worker, and the others in the background."""
-        for key in [*workers.eager[1:], *workers.kept]:
-            workers.fleet.start_soon(key)
+        workers.start_others()
         await require_profiles(self.configuration, bridge.roster)
         for key in workers.eager[:1]:
             await workers.fleet.start(key)
