@@ -89,19 +89,31 @@ class Worker:
         await self.transport.__aexit__(None, None, None)
 
     async def start(self) -> None:
-        """Returns when Hermes takes turns. Raises `StartError`."""
+        """Returns when Hermes takes turns. Raises `StartError`.
+
+        A Hermes that does not get there is stopped, but not one that is to be kept, when the bridge
+        ends meanwhile: it may have turns of an earlier bridge.
+        """
+        self.gateway.leaves = False
         async with contextlib.AsyncExitStack() as stack:
-            self.gateway.handover = await asyncio.to_thread(self._plan.prepare)
-            if self._plan.lock is not None:
-                stack.enter_context(self.gateway.home.held(self._plan.lock))
-            await stack.enter_async_context(self.gateway)
-            self.gateway.watch(self.transport.check)
-            self._session = self._first_session()
-            waits = [self._until_ready(), self.gateway.failed()]
-            if self._plan.transport == "plugin":
-                waits.append(self._until_not_bound())
-            await _first(*waits)
+            try:
+                await self._start(stack)
+            except asyncio.CancelledError:
+                self.gateway.leaves = self._plan.settings.keep_worker
+                raise
             self._stack = stack.pop_all()
+
+    async def _start(self, stack: contextlib.AsyncExitStack) -> None:
+        self.gateway.handover = await asyncio.to_thread(self._plan.prepare)
+        if self._plan.lock is not None:
+            stack.enter_context(self.gateway.home.held(self._plan.lock))
+        await stack.enter_async_context(self.gateway)
+        self.gateway.watch(self.transport.check)
+        self._session = self._first_session()
+        waits = [self._until_ready(), self.gateway.failed()]
+        if self._plan.transport == "plugin":
+            waits.append(self._until_not_bound())
+        await _first(*waits)
 
     async def stop(self) -> None:
         self.gateway.leaves = False
