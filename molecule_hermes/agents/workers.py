@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,8 +12,13 @@ from typing import get_args
 from molecule_hermes.agents.connections import RemoteTransports, create_transport
 from molecule_hermes.agents.fleet_transport import FleetTransport
 from molecule_hermes.agents.managed import ManagedWorkers, Whose
-from molecule_hermes.agents.routes import Routes
-from molecule_hermes.config import AgentConfig, Configuration, Settings, isolation_of, with_peers
+from molecule_hermes.config import (
+    AgentConfig,
+    Configuration,
+    Settings,
+    uses_main_hermes,
+    with_peers,
+)
 from molecule_hermes.errors import ConfigError, Unreachable
 from molecule_hermes.hermes.credentials import Credentials, create_handover
 from molecule_hermes.hermes.fleet import Fleet, State, WorkerKey
@@ -29,6 +35,9 @@ from molecule_hermes.turns.features import TransportName
 from molecule_hermes.wire import MAIN_AGENT
 
 __all__ = ["MainHermes", "Workers"]
+
+NOBODY = ""
+"""No peer has this name where there are tokens."""
 
 Say = Callable[[str], None]
 
@@ -67,8 +76,8 @@ class Workers:
         self._settings = settings = with_peers(settings, configuration)
         require_enforceable(settings, configuration, transport)
         self._configuration = configuration
-        self._agents = dict(configuration.agents)
-        """Also those that are no longer configured, but have turns."""
+        self._known = configuration
+        """Also has the agents that are no longer configured, but have turns."""
         self._environ = environ
         self._main = main
         self._transport: TransportName = transport
@@ -83,7 +92,8 @@ class Workers:
             environ, main.home, transport, protected=self._protected, say=say
         )
         self._models = models_of(settings, configuration, main, environ)
-        runs_main = WorkerKey(MAIN_AGENT) in self.eager
+        self._souls = souls_of(configuration)
+        runs_main = uses_main_hermes(settings, configuration)
         self._remote = RemoteTransports(settings, callback_port_is_taken=runs_main)
 
     # Agents.
@@ -103,7 +113,8 @@ class Workers:
 
     def _closed(self, agent: str) -> None:
         if agent not in self._configuration.agents:
-            self._agents.pop(agent, None)
+            left = {name: each for name, each in self._known.agents.items() if name != agent}
+            self._known = replace(self._known, agents=left)
             self.fleet.revise()
 
     def key(self, agent: str, peer: str) -> WorkerKey:
@@ -111,21 +122,20 @@ class Workers:
 
     def is_kept_apart(self, agent: str) -> bool:
         """Whether each peer of the agent has a worker of its own."""
-        peers = len(self._settings.peer_tokens)
-        return isolation_of(self._agents[agent], self._settings, peers=peers) == "peer"
+        return self._known.isolation(agent, self._settings) == "peer"
 
     @property
     def eager(self) -> list[WorkerKey]:
         """The workers to start at once, one of the default agent's first.
 
-        If each peer has its own, the default agent's is started for one of them: if that fails,
-        it is better to know at once.
+        If each peer has its own, the default agent's is started for nobody: whether Hermes can be
+        started at all is known at once, and no peer can change the result.
         """
         managed = [name for name, a in self._configuration.agents.items() if a.hermes is None]
         default = self._configuration.default
         keys = [WorkerKey(name) for name in managed if not self.is_kept_apart(name)]
         if default in managed and self.is_kept_apart(default):
-            keys.append(WorkerKey(default, next(iter(self._settings.peer_tokens), "")))
+            keys.append(WorkerKey(default, NOBODY))
         return sorted(keys, key=lambda key: key.agent != default)
 
     @property
@@ -160,9 +170,22 @@ class Workers:
         settings = with_peers(self._own_settings, configuration)
         require_enforceable(settings, configuration, self._transport)
         self._models |= models_of(settings, configuration, self._main, self._environ)
+        self._souls |= souls_of(configuration)
         self._settings, self._configuration = settings, configuration
-        self._agents |= configuration.agents
+        agents = {**self._known.agents, **configuration.agents}
+        self._known = replace(configuration, agents=agents)
         self.fleet.revise()
+
+    def require_room(self) -> None:
+        """Raises `ConfigError` if the workers that run all the time leave no room for others."""
+        shared = [key for key in self.eager if key.peer is None]
+        apart = any(self.is_kept_apart(name) for name in self._configuration.agents)
+        if (needed := len(shared) + apart) > self._settings.max_workers:
+            raise ConfigError(
+                f"MOLECULE_HERMES_MAX_WORKERS={self._settings.max_workers} is less than the agents "
+                "need",
+                f"set it to {needed} or more",
+            )
 
     def start_others(self) -> None:
         """Starts the workers that are to run at once, but for the first, in the background."""
@@ -173,18 +196,18 @@ class Workers:
         """Raises the `TurnFailure` that a new turn of the agent would end with now."""
         if not self.is_kept_apart(agent):
             await self.fleet.worker(WorkerKey(agent)).check()
-        elif (failure := self.fleet.failure(agent)) is not None:
-            raise Unreachable(f"a worker did not start: {failure.message}", hint=failure.hint)
+        elif (failure := self.fleet.failure(WorkerKey(agent, NOBODY))) is not None:
+            raise Unreachable(f"Hermes did not start: {failure.message}", hint=failure.hint)
 
     # Workers.
 
     def _origin(self, key: WorkerKey) -> Whose:
         """Raises `KeyError` if nobody needs the worker any more."""
-        agent = self._agents[key.agent]
+        agent = self._known.agents[key.agent]
         if agent.hermes is not None or self.is_kept_apart(key.agent) is (key.peer is None):
             raise KeyError(key)
         peer = None if key.peer is None else self._configuration.peer(key.peer)
-        return Whose(agent, peer, self._models[agent.name])
+        return Whose(agent, peer, self._models[agent.name], self._souls[agent.name])
 
     def _is_wanted(self, key: WorkerKey) -> bool:
         try:
@@ -195,7 +218,7 @@ class Workers:
 
     def _make(self, key: WorkerKey) -> Worker:
         whose = self._origin(key)
-        if key == WorkerKey(MAIN_AGENT):
+        if key == WorkerKey(MAIN_AGENT) and uses_main_hermes(self._settings, self._known):
             return self._make_main(whose)
         taken = {port for worker in self.fleet.workers for port in worker.ports}
         return self._managed.make(key, whose, self._settings, taken)
@@ -209,6 +232,7 @@ class Workers:
             transport=self._transport,
             prepare=partial(self._prepare_main, settings),
             clear=main.folders.clear,
+            repair=main.folders.repair,
             origin=whose,
             has_api=main.has_api,
         )
@@ -223,8 +247,7 @@ class Workers:
     def _prepare_main(self, settings: Settings) -> Handover:
         folders, credentials = self._main.folders, self._main.credentials
         folders.create()
-        isolated = settings.has_several_peers and not settings.shared_memory
-        handover = create_handover(settings, credentials, self._environ, isolated=isolated)
+        handover = create_handover(settings, credentials, self._environ)
         alone = len(self._configuration.agents) == 1
         ports = (settings.platform_port, api_address(settings)[1])
         # The platform's functions, which are tools of the agent, read its configuration.
@@ -239,16 +262,23 @@ def require_enforceable(
     settings: Settings, configuration: Configuration, transport: TransportName
 ) -> None:
     """Raises `ConfigError` for a rule that the transport cannot enforce."""
-    routes, peers = Routes(configuration), len(settings.peer_tokens)
     for peer in configuration.peers.values() if transport == "chat" else ():
-        for name, agent in configuration.agents.items():
-            shared = isolation_of(agent, settings, peers=peers) == "shared"
-            if peer.toolsets is not None and shared and routes.allows(peer.name, name):
+        for name in configuration.agents:
+            shared = configuration.isolation(name, settings) == "shared"
+            if peer.toolsets is not None and shared and peer.may_reach(name):
                 raise ConfigError(
                     f"peers.{peer.name}.toolsets does not hold for agents.{name}, whose peers "
                     "share a Hermes that is reached over chat completions",
                     "use the plugin, or isolation: peer",
                 )
+
+
+def souls_of(configuration: Configuration) -> dict[str, str]:
+    """A digest of each agent's SOUL, so that a change of the file's text is one of the agent."""
+    return {
+        name: hashlib.sha256(agent.soul.read_bytes()).hexdigest() if agent.soul else ""
+        for name, agent in configuration.agents.items()
+    }
 
 
 def models_of(

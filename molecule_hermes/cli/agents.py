@@ -11,7 +11,6 @@ from molecule_hermes.config import (
     AgentConfig,
     RouteConfig,
     Settings,
-    isolation_of,
     load_configuration,
     with_peers,
 )
@@ -88,8 +87,7 @@ class Overview:
         return [*self._settings.peer_tokens]
 
     def _isolation(self, agent: AgentConfig) -> str:
-        peers = self._routes.peers_of(agent.name, self._peers)
-        return isolation_of(agent, self._settings, peers=len(peers))
+        return self._configuration.isolation(agent.name, self._settings)
 
     def _agent(self, agent: AgentConfig) -> dict[str, Any]:
         remote = agent.hermes

@@ -69,7 +69,10 @@ async def examine(
     """Runs all checks in order, even if some fail. `say` reports checks that take long."""
     apart = ""
     if settings.config is not None:
-        yield await _finding("config", lambda: _config(settings), say)
+        finding = await _finding("config", lambda: _config(settings), say)
+        yield finding
+        if not finding.ok:
+            return  # the others would judge something else than what the file means
     with contextlib.suppress(ConfigError):
         apart = _apart(settings)
     checks: dict[str, Check] = {

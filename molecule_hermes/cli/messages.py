@@ -7,7 +7,7 @@ from pathlib import Path
 
 from molecule_hermes import __version__
 from molecule_hermes.client.terminal import command_name
-from molecule_hermes.config import Configuration, Settings, isolation_of, unknown_variables
+from molecule_hermes.config import Configuration, Settings, unknown_variables
 from molecule_hermes.hermes.confinement import require_confinement, start_lines
 from molecule_hermes.hermes.credentials import SHARED_TOOLSETS
 from molecule_hermes.hermes.home import HermesHome
@@ -117,7 +117,7 @@ def introduce_agents(settings: Settings, configuration: Configuration, say: Say)
         if several:
             say(f"  agent    {name}")
         if settings.has_several_peers:
-            isolation = isolation_of(agent, settings, peers=len(settings.peer_tokens))
+            isolation = configuration.isolation(name, settings)
             for line in _APART if isolation == "peer" else _shared(settings):
                 say(line)
 

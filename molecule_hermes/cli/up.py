@@ -100,6 +100,7 @@ class _Run:
             environ=self.environ,
             say=self._say_of_hermes,
         )
+        workers.require_room()
         demo = self.main.model.is_demo
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(workers.fleet)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -81,6 +82,12 @@ class AgentConfig:
     limits: Limits = Limits()
     hermes: RemoteHermes | None = None
 
+    @property
+    def shapes_hermes(self) -> bool:
+        """Whether it says what its Hermes is, so that this is no folder of the operator's."""
+        said = (self.model, self.soul, self.skills, self.mcp_servers, self.hermes_config, self.env)
+        return any(said) or self.toolsets is not None
+
 
 @dataclass(frozen=True, slots=True)
 class RouteConfig:
@@ -107,6 +114,9 @@ class PeerConfig:
     source: str = field(default="", compare=False)
     """The file and the line; empty for a peer that only the environment names."""
 
+    def may_reach(self, agent: str) -> bool:
+        return any(fnmatchcase(agent, pattern) for pattern in self.agents)
+
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
@@ -120,6 +130,14 @@ class Configuration:
 
     secret_files: tuple[Path, ...] = field(default=(), compare=False)
     """The files that secrets were read from."""
+
+    def isolation(self, agent: str, settings: Settings) -> Isolation:
+        """Whether the peers that may reach the agent share its Hermes, or each has one of its own.
+
+        The settings have the tokens of all peers.
+        """
+        reach = [name for name in settings.peer_tokens if self.peer(name).may_reach(agent)]
+        return isolation_of(self.agents[agent], settings, peers=len(reach))
 
     def peer(self, name: str) -> PeerConfig:
         """What is said about the peer, if anything."""
@@ -135,11 +153,12 @@ def isolation_of(agent: AgentConfig, settings: Settings, *, peers: int) -> Isola
 
 
 def uses_main_hermes(settings: Settings, configuration: Configuration) -> bool:
-    """Whether `up` runs Hermes on HERMES_HOME itself: for the main agent, if its peers share it.
+    """Whether `up` runs Hermes on HERMES_HOME itself: for the main agent, if its peers share it and
+    the configuration file does not say what it is.
 
     To all other workers that folder is a template.
     """
     main = configuration.agents.get(MAIN_AGENT)
-    if main is None or main.hermes is not None:
+    if main is None or main.hermes is not None or main.shapes_hermes:
         return False
-    return isolation_of(main, settings, peers=len(settings.peer_tokens)) == "shared"
+    return configuration.isolation(MAIN_AGENT, settings) == "shared"

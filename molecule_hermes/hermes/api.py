@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -11,9 +13,15 @@ import psutil
 
 from molecule_hermes.errors import Unreachable
 from molecule_hermes.plugin.settings import PLATFORM
-from molecule_hermes.wire import JOBS_PATH, SECRET_HEADER
+from molecule_hermes.transports.plugin.client import PluginClient
+from molecule_hermes.wire import JOBS_PATH
 
 __all__ = ["FirstSession", "count_jobs", "newest_session", "platform_in", "platform_state"]
+
+
+_LIMIT = 10.0
+_MAX_BODY = 32 * 2**20
+"""Bytes; a session's messages can be many."""
 
 
 async def platform_state(api_base: str, api_key: str) -> Mapping[str, Any] | None:
@@ -23,7 +31,7 @@ async def platform_state(api_base: str, api_key: str) -> Mapping[str, Any] | Non
     """
     try:
         async with _client(api_base, api_key) as http:
-            return platform_in((await http.get("/health/detailed")).json())
+            return platform_in(await _get(http, "/health/detailed"))
     except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -54,15 +62,14 @@ def _is_stale(updated_at: str, pid: int) -> bool:
 async def count_jobs(platform_url: str, secret: str) -> int:
     """The turns, background jobs and cron jobs that live in a Hermes, as its plugin counts them.
 
-    Raises `Unreachable`.
+    Raises a `TurnFailure`, aiohttp's errors and `TimeoutError`.
     """
-    headers = {SECRET_HEADER: secret}
-    try:
-        async with httpx.AsyncClient(headers=headers, timeout=5.0, trust_env=False) as http:
-            body = (await http.get(platform_url + JOBS_PATH)).raise_for_status().json()
-        return int(body["active"]) + int(body["jobs"])
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        raise Unreachable("the plugin does not say whether Hermes is at work") from error
+    async with PluginClient(platform_url, secret) as client:
+        body = await client.get(JOBS_PATH, timeout=4.0)
+    counts = body.get("active"), body.get("jobs")
+    if not all(isinstance(count, int) for count in counts):
+        raise Unreachable("the plugin does not say whether Hermes is at work")
+    return sum(count for count in counts if isinstance(count, int))
 
 
 class FirstSession:
@@ -83,9 +90,9 @@ class FirstSession:
             return
         try:
             async with _client(self._api_base, self._api_key) as http:
-                if not (await http.get("/api/sessions")).json().get("data"):
+                if not (await _get(http, "/api/sessions", {"limit": "1"})).get("data"):
                     (await http.post("/api/sessions", json={})).raise_for_status()
-        except (httpx.HTTPError, ValueError, AttributeError) as error:
+        except (httpx.HTTPError, ValueError, TypeError) as error:
             raise Unreachable("Hermes has no session yet, and its API does not respond") from error
         self._needed = False
 
@@ -100,14 +107,38 @@ async def newest_session(
     try:
         async with _client(api_base, api_key) as http:
             newest = {"source": source, "limit": "1"}
-            sessions = (await http.get("/api/sessions", params=newest)).json()["data"]
+            sessions = (await _get(http, "/api/sessions", newest))["data"]
             if not sessions:
                 return "", []
             session = str(sessions[0]["id"])
-            messages = (await http.get(f"/api/sessions/{session}/messages")).json()["data"]
+            messages = (await _get(http, f"/api/sessions/{session}/messages"))["data"]
             return session, [message for message in messages if isinstance(message, dict)]
     except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
         return "", []
+
+
+async def _get(
+    http: httpx.AsyncClient, path: str, params: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The JSON object at the path. A tool may have taken Hermes's port: the body and the time are
+    bounded. Raises httpx's errors, `ValueError` and `TypeError`."""
+    body = bytearray()
+    headers = {"Accept-Encoding": "identity"}
+    try:
+        async with (
+            asyncio.timeout(_LIMIT),
+            http.stream("GET", path, params=params, headers=headers) as response,
+        ):
+            async for piece in response.aiter_raw():
+                body += piece
+                if len(body) > _MAX_BODY:
+                    raise ValueError("the body is too large for an answer of Hermes")
+        found = json.loads(body)
+    except (TimeoutError, RecursionError) as error:
+        raise ValueError("no sound answer of Hermes") from error
+    if not isinstance(found, dict):
+        raise TypeError("not an object")
+    return found
 
 
 def _client(api_base: str, api_key: str) -> httpx.AsyncClient:

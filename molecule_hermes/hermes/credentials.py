@@ -19,6 +19,7 @@ __all__ = [
     "create_handover",
     "known_credentials",
     "public_environment",
+    "withheld_toolsets",
 ]
 
 SHARED_TOOLSETS = ("session_search", "memory", "cronjob")
@@ -69,19 +70,22 @@ def _generate() -> str:
     return secrets.token_urlsafe(32)
 
 
-def create_handover(
-    settings: Settings, credentials: Credentials, environ: Mapping[str, str], *, isolated: bool
-) -> Handover:
-    """What Hermes receives over its standard input at each start.
+def withheld_toolsets(settings: Settings) -> tuple[str, ...]:
+    """What the agent of a Hermes that all peers share does not get."""
+    isolated = settings.has_several_peers and not settings.shared_memory
+    return SHARED_TOOLSETS if isolated else ()
 
-    With `isolated`, agents do not get the toolsets through which peers can reach each other.
-    """
+
+def create_handover(
+    settings: Settings, credentials: Credentials, environ: Mapping[str, str]
+) -> Handover:
+    """What a Hermes that all peers share receives over its standard input at each start."""
     return Handover(
         secret=credentials.secret,
         api_key=credentials.api_key,
         callbacks=(settings.callback_address,),
         environ={name: environ[name] for name in keys_that_are_set(environ)},
-        disabled_toolsets=SHARED_TOOLSETS if isolated else (),
+        disabled_toolsets=withheld_toolsets(settings),
     )
 
 

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
-from molecule_hermes.errors import Draining, StartError, TurnFailure, Unreachable
+from molecule_hermes.errors import Busy, Draining, StartError, TurnFailure, Unreachable
 
 __all__ = ["Fleet", "Lease", "Member", "State", "WorkerKey"]
 
@@ -24,9 +24,14 @@ logger = logging.getLogger(__name__)
 State = Literal["stopped", "starting", "ready", "stopping", "failed"]
 
 _LONGEST_PAUSE = 15.0
+_ANSWERS_WITHIN = 5.0
 _HINT = "try again; its operator finds the reason in the log and at /readyz"
 _STARTS = 2
 """A start can fail because another process took a port: the next worker has other ports."""
+
+
+class NoRoomError(StartError):
+    """As many workers as are allowed have work."""
 
 
 class WorkerKey(NamedTuple):
@@ -131,12 +136,14 @@ class Fleet(Generic[W]):
         *,
         max_workers: int = 16,
         idle: float = 900.0,
+        room_within: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._make = make
         self._plan_of = plan_of
         self._max_workers = max_workers
         self._idle = idle
+        self._room_within = room_within
         self._clock = clock
         self._seats: dict[WorkerKey, _Seat[W]] = {}
         self._changed = asyncio.Condition()
@@ -175,23 +182,25 @@ class Fleet(Generic[W]):
         """The worker of the key, which may not run."""
         return self._seat(key).worker
 
-    def failure(self, agent: str) -> StartError | None:
-        """Why no worker of the agent could be started, although one was needed."""
-        seats = [seat for seat in self._seats.values() if seat.key.agent == agent]
-        if any(seat.state == "ready" for seat in seats):
-            return None
-        return next((seat.failure for seat in seats if seat.failure), None)
+    def failure(self, key: WorkerKey) -> StartError | None:
+        """Why the last start of the worker failed."""
+        seat = self._seats.get(key)
+        return seat.failure if seat is not None else None
 
     def states(self) -> list[State]:
         return [seat.state for seat in self._seats.values()]
 
-    def describe(self) -> dict[str, dict[str, Any]]:
-        """What operators see of each worker, by name."""
-        return {str(seat.key): self._describe(seat) for seat in self._seats.values()}
-
-    def _describe(self, seat: _Seat[W]) -> dict[str, Any]:
-        reason = {"reason": str(seat.failure)} if seat.failure else {}
-        return {"state": seat.state, "turns": seat.leases, **reason, **seat.worker.describe()}
+    def describe(self) -> list[dict[str, Any]]:
+        """The state of each worker. No peer is named: the tools of all peers can ask for it."""
+        return [
+            {
+                "agent": seat.key.agent,
+                "state": seat.state,
+                "turns": seat.leases,
+                **seat.worker.describe(),
+            }
+            for seat in self._seats.values()
+        ]
 
     @asynccontextmanager
     async def lease(self, key: WorkerKey) -> AsyncGenerator[Lease[W], None]:
@@ -241,6 +250,8 @@ class Fleet(Generic[W]):
         starting = self._starting(seat)
         try:
             await asyncio.shield(starting)
+        except NoRoomError as error:
+            raise Busy("all agents are busy", hint="try again in a minute") from error
         except StartError as error:
             # The reason names folders and quotes the log, which is for operators only.
             raise Unreachable("the agent could not be started", hint=_HINT) from error
@@ -263,6 +274,8 @@ class Fleet(Generic[W]):
                     return
                 try:
                     await self._start_once(seat)
+                except NoRoomError:
+                    raise
                 except StartError as error:
                     seat.failure = error
                     logger.warning("worker %s did not start: %s", seat.key, error)
@@ -284,6 +297,16 @@ class Fleet(Generic[W]):
 
     async def _take_room(self, seat: _Seat[W]) -> None:
         """Waits until one more worker may run; stops one without work for it."""
+        try:
+            async with asyncio.timeout(self._room_within):
+                await self._make_room(seat)
+        except TimeoutError:
+            raise NoRoomError(
+                f"all {self._max_workers} workers have had work for {self._room_within:g} s",
+                "raise MOLECULE_HERMES_MAX_WORKERS",
+            ) from None
+
+    async def _make_room(self, seat: _Seat[W]) -> None:
         async with self._next, self._changed:
             while len(self) >= self._max_workers:
                 if (victim := await self._idlest()) is None:
@@ -295,10 +318,10 @@ class Fleet(Generic[W]):
 
     async def _idlest(self) -> _Seat[W] | None:
         """The worker without work that was used longest ago."""
-        for seat in sorted(self._seats.values(), key=lambda each: each.used):
-            if seat.may_stop and not await self._has_jobs(seat):
-                return seat
-        return None
+        seats = [seat for seat in self._seats.values() if seat.may_stop]
+        jobs = await asyncio.gather(*map(self._has_jobs, seats))
+        idle = [s for s, busy in zip(seats, jobs, strict=True) if not busy and s.may_stop]
+        return min(idle, key=lambda seat: seat.used, default=None)
 
     def _is_outdated(self, seat: _Seat[W]) -> bool:
         try:
@@ -322,9 +345,13 @@ class Fleet(Generic[W]):
 
     async def _has_jobs(self, seat: _Seat[W]) -> bool:
         try:
-            return await seat.worker.has_jobs()
-        except TurnFailure:
+            async with asyncio.timeout(_ANSWERS_WITHIN):
+                return await seat.worker.has_jobs()
+        except (TurnFailure, TimeoutError):
             return True  # it is being restarted
+        except Exception:
+            logger.exception("worker %s gives no sound answer", seat.key)
+            return True
 
     async def _stop_if_idle(self, seat: _Seat[W]) -> None:
         if seat.may_stop:

@@ -94,6 +94,8 @@ class Gateway:
         self._on_change = on_change
         self.hasten = asyncio.Event()
         """Set to kill Hermes on exit instead of waiting for it."""
+        self.repair: Callable[[], None] = _nothing
+        """Called in a thread before each restart."""
         self.leaves = keep
         """Whether Hermes goes on when this is exited."""
         self.restarts = 0
@@ -253,7 +255,19 @@ class Gateway:
             self._on_change(f"Hermes ended with code {code}; restarting it in {delay:g} s")
             await asyncio.sleep(delay)
             self.restarts += 1
-            await self._start()
+            await self._start_again()
+
+    async def _start_again(self) -> None:
+        """A tool can have made Hermes's folder unusable; the next attempt comes with the next
+        delay."""
+        while True:
+            try:
+                await asyncio.to_thread(self.repair)
+                return await self._start()
+            except OSError as error:
+                delay = self._backoff.delay(self._count_death())
+                logger.warning("Hermes could not be started: %s; again in %g s", error, delay)
+                await asyncio.sleep(delay)
 
     async def _wait_for_end(self, process: asyncio.subprocess.Process | DetachedProcess) -> None:
         """Waits for the end of the process, and kills one that no longer gets to serve turns.
@@ -324,6 +338,10 @@ class Gateway:
         await ended
         await asyncio.to_thread(kill, family)
         await asyncio.to_thread(kill_leftovers, self.home)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _no_proxy_for_loopback(environ: Mapping[str, str]) -> dict[str, str]:

@@ -45,6 +45,8 @@ class WorkerPlan:
     thread."""
     clear: Callable[[], None]
     """Removes what is of no use after the end. Runs in a thread."""
+    repair: Callable[[], None]
+    """Called before each restart of Hermes. Runs in a thread."""
     origin: object
     """A worker is replaced when this changes."""
     lock: Path | None = None
@@ -64,6 +66,7 @@ class Worker:
         self.transport = transport
         self._plan = plan
         self._say = say
+        gateway.repair = plan.repair
         self._session = self._first_session()
         self._stack = contextlib.AsyncExitStack()
 
@@ -135,8 +138,7 @@ class Worker:
         )
 
     def describe(self) -> Mapping[str, Any]:
-        pid = self.gateway.pid
-        return {"restarts": self.gateway.restarts, **({"pid": pid} if pid else {})}
+        return {"restarts": self.gateway.restarts}
 
     # Readiness.
 

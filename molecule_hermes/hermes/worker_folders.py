@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -41,6 +42,14 @@ class WorkerFolders:
         """
         for path in (self.home, self.work, self.tmp):
             make_folder(path)
+        self.repair()
+
+    def repair(self) -> None:
+        """Restores the modes that a tool may have changed, so that its next Hermes can start."""
+        for path in (self.home, self.work, self.tmp):
+            # Nothing that is confined can put a link there.
+            with contextlib.suppress(OSError):
+                path.chmod(0o700)
 
     def clear(self) -> None:
         """Removes what is only temporary. Links are removed, not followed."""

@@ -85,10 +85,14 @@ class WorkerHome:
             own["platform_toolsets"] = names
         return own
 
-    def _toolsets(self) -> tuple[str, ...] | None:
-        if self.peer is not None and self.peer.toolsets is not None:
-            return self.peer.toolsets
-        return self.agent.toolsets
+    def _toolsets(self) -> list[str] | None:
+        """Those that the agent has and, if this worker is one peer's, that the peer may use."""
+        agent = self.agent.toolsets
+        peer = self.peer.toolsets if self.peer is not None else None
+        if agent is None or peer is None:
+            either = agent if peer is None else peer
+            return None if either is None else list(either)
+        return [name for name in agent if name in peer]
 
     def _soul(self) -> str | None:
         path = self.agent.soul or self.template.path / _SOUL

@@ -242,13 +242,7 @@ class Bridge:
         )
 
     def _probes(self) -> list[Route]:
-        return probe_routes(
-            self.health,
-            self._warnings,
-            self._may_see_addresses,
-            may_see_peers=self._may_see_peers,
-            demo=self._demo,
-        )
+        return probe_routes(self.health, self._warnings, self._may_see_addresses, demo=self._demo)
 
     def _create_connection_table(self) -> ConnectionTable[Any]:
         limit = self._settings.max_connections or default_limit()
@@ -267,10 +261,6 @@ class Bridge:
     def _may_see_addresses(self, conn: HTTPConnection) -> bool:
         """Whether a caller may read internal addresses and paths."""
         return self._peer_tokens.peer_of(conn) is not None or is_local(conn)
-
-    def _may_see_peers(self, conn: HTTPConnection) -> bool:
-        """Whether a caller is the operator, and not a peer on the same machine."""
-        return is_local(conn) and self._peer_tokens.peer_of(conn) is None
 
     def _watch(self, tasks: TaskRegistry, push: PushSender) -> None:
         watch, scheduler, roster = self.metrics.watch, self._scheduler, self.roster

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +23,8 @@ logger = logging.getLogger(__name__)
 
 _DEMO = "the built-in demo model answers, not a real one"
 
-Workers = Callable[[], Mapping[str, Mapping[str, Any]]]
-"""What is known of each Hermes that the bridge runs, by name."""
+Workers = Callable[[], Sequence[Mapping[str, Any]]]
+"""What is known of each Hermes that the bridge runs."""
 Check = Callable[[], Awaitable[None]]
 """Returns if its part is ready; otherwise raises a `TurnFailure` that says why not."""
 
@@ -64,7 +63,7 @@ class Health:
         self._checking = asyncio.Lock()
         self.started = False
         self.draining = False
-        self.workers: Workers = dict
+        self.workers: Workers = list
 
     def add(self, name: str, check: Check) -> None:
         self._checks[name] = check
@@ -99,25 +98,14 @@ class Health:
         return {"ok": True}
 
 
-def _workers(workers: Mapping[str, Mapping[str, Any]], *, named: bool) -> dict[str, Any]:
-    """Their names contain those of peers, so that most callers see only how many there are."""
-    if not workers:
-        return {}
-    if named:
-        return {"workers": workers}
-    return {"workers": Counter(str(worker["state"]) for worker in workers.values())}
-
-
 def probe_routes(
     health: Health,
     warnings: Sequence[str],
     may_see_addresses: Callable[[HTTPConnection], bool],
     *,
-    may_see_peers: Callable[[HTTPConnection], bool] = lambda conn: False,
     demo: bool = False,
 ) -> list[Route]:
-    """The probes. Callers that `may_see_addresses` rejects get no internal addresses and paths,
-    those that `may_see_peers` rejects no names of peers.
+    """The probes. Callers that `may_see_addresses` rejects get no internal addresses and paths.
 
     `demo` says that the demo model answers in place of a real one.
     """
@@ -133,7 +121,8 @@ def probe_routes(
             report = report.without_addresses()
             shown = [without_addresses(warning) for warning in shown]
         body = report.as_dict() | ({"demo": True} if demo else {})
-        body |= _workers(health.workers(), named=may_see_peers(request))
+        if may_see_addresses(request) and (workers := health.workers()):
+            body |= {"workers": workers}
         body |= {"warnings": shown} if shown else {}
         return JSONResponse(body, 200 if report.ready else 503)
 

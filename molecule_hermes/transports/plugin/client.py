@@ -34,6 +34,7 @@ __all__ = ["CONNECTIONS", "CallbackRefused", "PluginClient", "ProfileRefused", "
 CONNECTIONS = 64
 """The plugin answers each POST at once, so a few connections serve any number of turns."""
 _TIMEOUT = 10.0
+_MAX_ANSWER = 2**20
 
 
 class CallbackRefused(AuthFailure):
@@ -66,6 +67,7 @@ class PluginClient:
             connector=aiohttp.TCPConnector(limit=CONNECTIONS),
             timeout=aiohttp.ClientTimeout(total=_TIMEOUT, connect=3.0),
             headers={SECRET_HEADER: self._secret} if self._secret else {},
+            auto_decompress=False,
         )
         return self
 
@@ -76,14 +78,18 @@ class PluginClient:
 
     async def health(self, timeout: float) -> dict[str, Any]:
         """Raises aiohttp's errors, `TimeoutError`, or `ValueError` if it is not the plugin."""
-        limit = aiohttp.ClientTimeout(total=timeout)
-        url = self.base_url + HEALTH_PATH
-        async with self._open_session().get(url, timeout=limit, allow_redirects=False) as response:
-            health = await response.json()
-        if not isinstance(health, dict) or not health.get("ok"):
+        health = await self.get(HEALTH_PATH, timeout)
+        if not health.get("ok"):
             raise ValueError("not a health report of the plugin")
         self.instance = str(health.get("instance", ""))
         return health
+
+    async def get(self, path: str, timeout: float) -> dict[str, Any]:
+        """The JSON object at the path. Raises as `health` does."""
+        limit = aiohttp.ClientTimeout(total=timeout)
+        url = self.base_url + path
+        async with self._open_session().get(url, timeout=limit, allow_redirects=False) as response:
+            return await _json(response)
 
     async def post(
         self, path: str, message: Inbound | Cancel | Answer | Attach | Steer | Check
@@ -96,10 +102,9 @@ class PluginClient:
             url, data=data, headers=headers, allow_redirects=False
         ) as response:
             try:
-                body = await response.json()
-            except (ValueError, aiohttp.ContentTypeError):
-                body = {}
-            return response.status, body if isinstance(body, dict) else {}
+                return response.status, await _json(response)
+            except ValueError:
+                return response.status, {}
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -139,3 +144,21 @@ class PluginClient:
             f"the plugin answered with status {status}",
             hint="check that MOLECULE_A2A_PLATFORM_PORT is the port of the plugin",
         )
+
+
+async def _json(response: aiohttp.ClientResponse) -> dict[str, Any]:
+    """The body, of which at most a megabyte is read: a tool may have taken Hermes's port.
+
+    Raises `ValueError`.
+    """
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > _MAX_ANSWER:
+            response.close()
+            raise ValueError("the answer is too large for the plugin's")
+    try:
+        found = json.loads(body)
+    except RecursionError:
+        raise ValueError("the answer is nested too deeply") from None
+    return found if isinstance(found, dict) else {}
