@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from molecule_hermes.errors import Draining, StartError, Unreachable
+from molecule_hermes.errors import Busy, Draining, StartError, Unreachable
 from molecule_hermes.hermes.fleet import Fleet, WorkerKey
 from tests.support.waiting import until
 
@@ -239,7 +239,7 @@ async def test_a_start_that_fails_is_tried_once_more_with_another_worker() -> No
         assert worker is not world.made[0]
         assert not world.made[0].running
         assert not world.made[0].open_now
-        assert fleet.failure("main") is None
+        assert fleet.failure(ALICE) is None
 
 
 async def test_a_peer_is_told_that_its_agent_cannot_be_started_but_not_the_reason() -> None:
@@ -249,12 +249,14 @@ async def test_a_peer_is_told_that_its_agent_cannot_be_started_but_not_the_reaso
         with pytest.raises(Unreachable) as caught:
             await use(fleet, ALICE)
         assert "/secret" not in f"{caught.value}{caught.value.hint}"
-        failure = fleet.failure("main")
+        failure = fleet.failure(ALICE)
         assert failure is not None
         assert "/secret/path" in str(failure)
-        assert "/secret/path" in fleet.describe()["main@alice"]["reason"]
+        (told,) = fleet.describe()
+        assert told["state"] == "failed"
+        assert "alice" not in str(told)  # the tools of every peer can ask for it
         assert (await use(fleet, ALICE)).running
-        assert fleet.failure("main") is None
+        assert fleet.failure(ALICE) is None
 
 
 async def test_a_worker_is_replaced_when_its_plan_has_changed_and_its_turns_have_ended() -> None:
@@ -305,3 +307,35 @@ async def test_at_the_end_turns_that_wait_for_a_worker_are_told_so() -> None:
     with pytest.raises(Draining):
         await use(fleet, BOB)
     assert world.running == 0
+
+
+async def test_a_turn_that_waits_for_room_too_long_is_told_that_all_are_busy() -> None:
+    world = World()
+    async with world.fleet(max_workers=1, room_within=0.1) as fleet:
+        (await use(fleet, ALICE)).jobs = 1
+        with pytest.raises(Busy):
+            await use(fleet, BOB)
+        world.made[0].jobs = 0
+        assert (await use(fleet, BOB)).running
+
+
+async def test_a_worker_that_answers_nonsense_or_nothing_about_its_jobs_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+
+    async def nonsense() -> bool:
+        raise OverflowError("cannot convert float infinity to integer")
+
+    async def nothing() -> bool:
+        await asyncio.Event().wait()
+        return False
+
+    monkeypatch.setattr("molecule_hermes.hermes.fleet._ANSWERS_WITHIN", 0.1)
+    async with world.fleet(max_workers=3, idle=60) as fleet:
+        for key, answer in ((ALICE, nonsense), (BOB, nothing)):
+            worker = await use(fleet, key)
+            worker.has_jobs = answer  # type: ignore[method-assign]
+        await use(fleet, CAROL)
+        assert (await use(fleet, WorkerKey("main", "dave"))).running
+        assert world.log[-2] == "stop main@carol"
