@@ -12,9 +12,16 @@ from molecule_hermes.agents.connections import RemoteTransports, create_transpor
 from molecule_hermes.agents.fleet_transport import FleetTransport
 from molecule_hermes.agents.managed import ManagedWorkers, Whose
 from molecule_hermes.agents.routes import Routes
-from molecule_hermes.config import AgentConfig, Configuration, Settings, isolation_of, with_peers
+from molecule_hermes.config import (
+    AgentConfig,
+    Configuration,
+    Settings,
+    isolation_of,
+    uses_main_hermes,
+    with_peers,
+)
 from molecule_hermes.errors import ConfigError, Unreachable
-from molecule_hermes.hermes.credentials import Credentials, create_handover
+from molecule_hermes.hermes.credentials import SHARED_TOOLSETS, Credentials, create_handover
 from molecule_hermes.hermes.fleet import Fleet, State, WorkerKey
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.home_setup import api_address
@@ -83,8 +90,8 @@ class Workers:
             environ, main.home, transport, protected=self._protected, say=say
         )
         self._models = models_of(settings, configuration, main, environ)
-        runs_main = WorkerKey(MAIN_AGENT) in self.eager
-        self._remote = RemoteTransports(settings, callback_port_is_taken=runs_main)
+        self._uses_main = uses_main_hermes(settings, configuration)
+        self._remote = RemoteTransports(settings, callback_port_is_taken=self._uses_main)
 
     # Agents.
 
@@ -184,7 +191,12 @@ class Workers:
         if agent.hermes is not None or self.is_kept_apart(key.agent) is (key.peer is None):
             raise KeyError(key)
         peer = None if key.peer is None else self._configuration.peer(key.peer)
-        return Whose(agent, peer, self._models[agent.name])
+        return Whose(agent, peer, self._models[agent.name], self._disabled_toolsets(key))
+
+    def _disabled_toolsets(self, key: WorkerKey) -> tuple[str, ...]:
+        settings = self._settings
+        isolated = key.peer is None and settings.has_several_peers and not settings.shared_memory
+        return SHARED_TOOLSETS if isolated else ()
 
     def _is_wanted(self, key: WorkerKey) -> bool:
         try:
@@ -195,7 +207,7 @@ class Workers:
 
     def _make(self, key: WorkerKey) -> Worker:
         whose = self._origin(key)
-        if key == WorkerKey(MAIN_AGENT):
+        if self._uses_main and key == WorkerKey(MAIN_AGENT):
             return self._make_main(whose)
         taken = {port for worker in self.fleet.workers for port in worker.ports}
         return self._managed.make(key, whose, self._settings, taken)
@@ -207,7 +219,7 @@ class Workers:
             environ=self._environ,
             credentials=main.credentials,
             transport=self._transport,
-            prepare=partial(self._prepare_main, settings),
+            prepare=partial(self._prepare_main, settings, whose.disabled_toolsets),
             clear=main.folders.clear,
             origin=whose,
             has_api=main.has_api,
@@ -220,11 +232,10 @@ class Workers:
         configured = [self._settings.config] if self._settings.config is not None else []
         return [*configured, *self._configuration.secret_files]
 
-    def _prepare_main(self, settings: Settings) -> Handover:
+    def _prepare_main(self, settings: Settings, disabled_toolsets: tuple[str, ...]) -> Handover:
         folders, credentials = self._main.folders, self._main.credentials
         folders.create()
-        isolated = settings.has_several_peers and not settings.shared_memory
-        handover = create_handover(settings, credentials, self._environ, isolated=isolated)
+        handover = create_handover(settings, credentials, self._environ, disabled_toolsets)
         alone = len(self._configuration.agents) == 1
         ports = (settings.platform_port, api_address(settings)[1])
         # The platform's functions, which are tools of the agent, read its configuration.

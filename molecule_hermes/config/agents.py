@@ -81,6 +81,13 @@ class AgentConfig:
     limits: Limits = Limits()
     hermes: RemoteHermes | None = None
 
+    @property
+    def shapes_hermes(self) -> bool:
+        """Whether it says what is in Hermes's folder, which then cannot be the operator's own."""
+        listed = (self.skills, self.mcp_servers, self.hermes_config, self.env, self.model)
+        unset = (self.soul, self.toolsets, self.system_prompt)
+        return any(listed) or any(value is not None for value in unset)
+
 
 @dataclass(frozen=True, slots=True)
 class RouteConfig:
@@ -135,11 +142,12 @@ def isolation_of(agent: AgentConfig, settings: Settings, *, peers: int) -> Isola
 
 
 def uses_main_hermes(settings: Settings, configuration: Configuration) -> bool:
-    """Whether `up` runs Hermes on HERMES_HOME itself: for the main agent, if its peers share it.
+    """Whether `up` runs Hermes on HERMES_HOME itself: for the main agent, if its peers share it,
+    and the configuration does not say what its Hermes is.
 
     To all other workers that folder is a template.
     """
     main = configuration.agents.get(MAIN_AGENT)
-    if main is None or main.hermes is not None:
+    if main is None or main.hermes is not None or main.shapes_hermes:
         return False
     return isolation_of(main, settings, peers=len(settings.peer_tokens)) == "shared"

@@ -70,18 +70,18 @@ def _generate() -> str:
 
 
 def create_handover(
-    settings: Settings, credentials: Credentials, environ: Mapping[str, str], *, isolated: bool
+    settings: Settings,
+    credentials: Credentials,
+    environ: Mapping[str, str],
+    disabled_toolsets: tuple[str, ...] = (),
 ) -> Handover:
-    """What Hermes receives over its standard input at each start.
-
-    With `isolated`, agents do not get the toolsets through which peers can reach each other.
-    """
+    """What Hermes receives over its standard input at each start."""
     return Handover(
         secret=credentials.secret,
         api_key=credentials.api_key,
         callbacks=(settings.callback_address,),
         environ={name: environ[name] for name in keys_that_are_set(environ)},
-        disabled_toolsets=SHARED_TOOLSETS if isolated else (),
+        disabled_toolsets=disabled_toolsets,
     )
 
 
