@@ -96,7 +96,7 @@ class ManagedWorkers:
             environ=self._environ,
             credentials=credentials,
             transport=self._transport,
-            prepare=partial(self._prepare, folders, home, credentials),
+            prepare=partial(self._prepare, folders, home, credentials, whose.disabled_toolsets),
             clear=folders.clear,
             repair=folders.repair,
             lock=folder / "lock",
@@ -156,7 +156,11 @@ class ManagedWorkers:
         return hmac.new(master, purpose.encode(), hashlib.sha256).hexdigest()
 
     def _prepare(
-        self, folders: WorkerFolders, home: WorkerHome, credentials: Credentials
+        self,
+        folders: WorkerFolders,
+        home: WorkerHome,
+        credentials: Credentials,
+        disabled_toolsets: tuple[str, ...],
     ) -> Handover:
         """Makes the folders, and says what the next Hermes is started with."""
         folders.create()
@@ -168,6 +172,7 @@ class ManagedWorkers:
             api_key=credentials.api_key,
             callbacks=(settings.callback_address,),
             environ={**keys, **template_variables(self._template), **own},
+            disabled_toolsets=disabled_toolsets,
             confinement=folders.confinement(
                 settings,
                 protected=[*self._protected(), self._template.path],

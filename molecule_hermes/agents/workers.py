@@ -20,7 +20,7 @@ from molecule_hermes.config import (
     with_peers,
 )
 from molecule_hermes.errors import ConfigError, Unreachable
-from molecule_hermes.hermes.credentials import Credentials, create_handover
+from molecule_hermes.hermes.credentials import SHARED_TOOLSETS, Credentials, create_handover
 from molecule_hermes.hermes.fleet import Fleet, State, WorkerKey
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.home_setup import api_address
@@ -230,7 +230,7 @@ class Workers:
             environ=self._environ,
             credentials=main.credentials,
             transport=self._transport,
-            prepare=partial(self._prepare_main, settings),
+            prepare=partial(self._prepare_main, settings, whose.disabled_toolsets),
             clear=main.folders.clear,
             repair=main.folders.repair,
             origin=whose,
@@ -244,7 +244,7 @@ class Workers:
         configured = [self._settings.config] if self._settings.config is not None else []
         return [*configured, *self._configuration.secret_files]
 
-    def _prepare_main(self, settings: Settings) -> Handover:
+    def _prepare_main(self, settings: Settings, disabled_toolsets: tuple[str, ...]) -> Handover:
         folders, credentials = self._main.folders, self._main.credentials
         folders.create()
         handover = create_handover(settings, credentials, self._environ)

@@ -69,8 +69,9 @@ class MainSetup:
             stack.enter_context(home.held())
         elif self.keep_config:
             raise ConfigError(
-                "--keep-config uses one Hermes folder, but each peer gets a Hermes of its own",
-                "set MOLECULE_HERMES_ISOLATION=shared",
+                "--keep-config uses one Hermes folder, but the main agent has others",
+                "set MOLECULE_HERMES_ISOLATION=shared, and name no soul, skills, model or other "
+                "configuration of Hermes for the agent main",
             )
         model, is_users = await _choose_model(home, settings, self.environ, stack, self.keep_config)
         credentials = create_credentials(settings, keep_config=self.keep_config)

@@ -153,7 +153,7 @@ class _Run:
         )
         if now is not before:
             raise ConfigError(
-                "it changes whether the peers of the main agent share one Hermes",
+                "it changes whether the main agent runs on HERMES_HOME",
                 "restart `molecule-hermes up` for that",
             )
 

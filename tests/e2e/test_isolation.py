@@ -223,7 +223,7 @@ async def test_peers_that_share_a_hermes_do_see_each_other(tmp_path: Path, trans
             workspace = next(made.state.rglob("note.txt")).parent
             ann.other = bob.other = workspace
             found = await pry(bob, made.state / "workers")
-    kinds = {"session": "session", "env": "env", "file": "file", "read": "file", "search": "file"}
+    kinds = {"session": "session", "env": "env", "file": "file"}
     assert {name for name, kind in kinds.items() if ann.mark(kind) in found[name]} == kinds.keys()
     assert ann.mark("memory") in prompts(model, bob)
     with pytest.raises(AssertionError):
