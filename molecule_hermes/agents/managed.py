@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from molecule_hermes.agents.connections import create_transport
 from molecule_hermes.config import AgentConfig, PeerConfig, Settings
-from molecule_hermes.hermes.credentials import Credentials, withheld_toolsets
+from molecule_hermes.hermes.credentials import Credentials
 from molecule_hermes.hermes.fleet import WorkerKey
 from molecule_hermes.hermes.home import HermesHome, write_atomically
 from molecule_hermes.hermes.home_setup import api_address
@@ -51,6 +51,8 @@ class Whose:
     """None: that of the template's own config.yaml."""
     soul: str = ""
     """A digest of its text."""
+    disabled_toolsets: tuple[str, ...] = ()
+    """Those through which peers that share it would reach each other."""
 
 
 class ManagedWorkers:
@@ -179,7 +181,6 @@ class ManagedWorkers:
                 readable=home.skill_folders(),
                 ports=(settings.platform_port, api_address(settings)[1]),
             ),
-            disabled_toolsets=() if home.peer is not None else withheld_toolsets(settings),
             files=home.files(),
             remove=PLANTED,
         )

@@ -20,7 +20,7 @@ from molecule_hermes.config import (
     with_peers,
 )
 from molecule_hermes.errors import ConfigError, Unreachable
-from molecule_hermes.hermes.credentials import SHARED_TOOLSETS, Credentials, create_handover
+from molecule_hermes.hermes.credentials import Credentials, create_handover, withheld_toolsets
 from molecule_hermes.hermes.fleet import Fleet, State, WorkerKey
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.home_setup import api_address
@@ -207,7 +207,9 @@ class Workers:
         if agent.hermes is not None or self.is_kept_apart(key.agent) is (key.peer is None):
             raise KeyError(key)
         peer = None if key.peer is None else self._configuration.peer(key.peer)
-        return Whose(agent, peer, self._models[agent.name], self._souls[agent.name])
+        withheld = withheld_toolsets(self._settings) if peer is None else ()
+        model, soul = self._models[agent.name], self._souls[agent.name]
+        return Whose(agent, peer, model, soul, withheld)
 
     def _is_wanted(self, key: WorkerKey) -> bool:
         try:
@@ -247,7 +249,7 @@ class Workers:
     def _prepare_main(self, settings: Settings, disabled_toolsets: tuple[str, ...]) -> Handover:
         folders, credentials = self._main.folders, self._main.credentials
         folders.create()
-        handover = create_handover(settings, credentials, self._environ)
+        handover = create_handover(settings, credentials, self._environ, disabled_toolsets)
         alone = len(self._configuration.agents) == 1
         ports = (settings.platform_port, api_address(settings)[1])
         # The platform's functions, which are tools of the agent, read its configuration.

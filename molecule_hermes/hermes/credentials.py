@@ -77,15 +77,18 @@ def withheld_toolsets(settings: Settings) -> tuple[str, ...]:
 
 
 def create_handover(
-    settings: Settings, credentials: Credentials, environ: Mapping[str, str]
+    settings: Settings,
+    credentials: Credentials,
+    environ: Mapping[str, str],
+    disabled_toolsets: tuple[str, ...] = (),
 ) -> Handover:
-    """What a Hermes that all peers share receives over its standard input at each start."""
+    """What the main Hermes receives over its standard input at each start."""
     return Handover(
         secret=credentials.secret,
         api_key=credentials.api_key,
         callbacks=(settings.callback_address,),
         environ={name: environ[name] for name in keys_that_are_set(environ)},
-        disabled_toolsets=withheld_toolsets(settings),
+        disabled_toolsets=disabled_toolsets,
     )
 
 

@@ -10,13 +10,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import yaml
 from a2a.client import Client
 
 from molecule_hermes.agents.managed import folder_name
 from molecule_hermes.hermes.fleet import WorkerKey
+from molecule_hermes.hermes.home import HermesHome
+from molecule_hermes.hermes.pid_record import PidRecord
 from tests.support.peers import peer
 from tests.support.stack import Stack, environment
 
@@ -92,10 +93,19 @@ def model_at(url: str) -> dict[str, str]:
 
 
 async def workers(stack: Stack) -> dict[str, dict[str, Any]]:
-    """What `/readyz` tells the operator of each worker."""
-    async with httpx.AsyncClient(timeout=10) as http:
-        report = (await http.get(stack.url + "/readyz")).json()
-    return dict(report.get("workers", {}))
+    """The workers that run, as the bridge itself has written them down."""
+    state = stack.log.parent
+    records = {
+        record.parent.name: PidRecord(record).read()
+        for record in (state / "workers").glob("*/gateway.json")
+    }
+    records["main"] = records.get("main") or HermesHome(state / "hermes").running_gateway()
+    return {
+        # Without the digest of the peer's name.
+        name.rsplit("-", 1)[0] if "@" in name else name: {"state": "ready", "pid": pid}
+        for name, pid in records.items()
+        if pid is not None
+    }
 
 
 async def worker_pid(stack: Stack, name: str) -> int:
