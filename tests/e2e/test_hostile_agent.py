@@ -36,12 +36,14 @@ from tests.support.fleets import (
     model_at,
     ports_of,
     worker_pid,
+    workers,
 )
 from tests.support.peers import Turn, ask, reply_text
 from tests.support.privileges import unprivileged
 from tests.support.recorded_model import RecordedModel, recorded_model
 from tests.support.serving import free_port
 from tests.support.stack import Stack, up
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -50,6 +52,7 @@ pytestmark = [
 
 _VICTIM, _HOSTILE = "ann", "eve"
 _SOUL = "You are soul-of-the-configuration."
+_LONG = 90.0
 _SAID = "ann-said-xylophone"
 _OF_FILES = {
     *("read", "list_folders", "change", "empty", "follow_a_link", "create"),
@@ -310,3 +313,124 @@ async def test_it_does_not_answer_its_own_approval(scene: Scene) -> None:
     denied = await ask(scene.hostile, "deny", task_id=asked.task_id)
     assert denied.states[-1] == "COMPLETED"
     assert precious.exists()
+
+
+# What it does to its own Hermes stays there, and ends with it.
+
+
+async def prompt_of(scene: Scene, client: Client, context: str) -> str:
+    """What the agent is told before the first message of a new conversation."""
+    scene.model.requests.clear()
+    async with asyncio.timeout(_LONG):
+        turn = await ask(client, f"hello from {context}", context)
+    assert turn.states[-1] == "COMPLETED", turn.events
+    return scene.model.prompts()
+
+
+async def restarted(scene: Scene) -> None:
+    """Kills the hostile agent's Hermes, and waits for the next; probes are answered meanwhile."""
+    pid = await scene.pid(_HOSTILE)
+    os.kill(pid, signal.SIGKILL)
+
+    async def back() -> bool:
+        worker = (await workers(scene.stack))[f"main@{_HOSTILE}"]
+        return worker.get("pid", pid) != pid
+
+    await until(back, _LONG, every=0.1)
+
+
+async def test_a_changed_soul_and_path_are_its_own_and_end_with_its_process(scene: Scene) -> None:
+    if scene.privileges != "root":
+        pytest.skip("the same for all users")
+    home = scene.folder(_HOSTILE) / "home"
+    fake = "mkdir -p bin && echo 'echo not-the-real-one' > bin/date && chmod +x bin/date"
+    soul = f"echo You are soul-of-the-agent. > {home}/SOUL.md"
+    await ask(scene.hostile, f"demo:run {fake}; export PATH=$PWD/bin:$PATH; {soul}", "change")
+    assert "soul-of-the-agent" in await prompt_of(scene, scene.hostile, "changed")
+    assert "not-the-real-one" in (await ask(scene.hostile, "demo:run date", "change")).text
+    assert "soul-of-the-agent" not in await prompt_of(scene, scene.victim, "unchanged")
+    assert "not-the-real-one" not in (await ask(scene.victim, "demo:run date")).text
+    await restarted(scene)
+    assert "soul-of-the-agent" not in await prompt_of(scene, scene.hostile, "later")
+    assert "not-the-real-one" not in (await ask(scene.hostile, "demo:run date")).text
+
+
+async def test_it_delivers_no_file_of_another(scene: Scene) -> None:
+    note = scene.folder(_VICTIM) / "work" / "delivered.txt"
+    note.write_text(_SAID)
+    link = f"ln -sf {note} {scene.work}/link.txt"
+    await ask(scene.hostile, f"demo:run {link}")
+    for path in (note, scene.work / "link.txt", scene.deployment.file):
+        turn = await ask(scene.hostile, f"demo:say MEDIA:{path}")
+        assert not turn.files
+        assert _SAID not in str(turn.events)
+
+
+_PLANT = """
+import os, shutil, sys
+home, outside = sys.argv[1:]
+def put(name, make):
+    path = os.path.join(home, name)
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path, ignore_errors=True)
+    elif os.path.lexists(path):
+        os.unlink(path)
+    make(path)
+def huge(path):
+    with open(path, "wb") as file:
+        file.truncate(2**28)
+def folder(path):
+    os.mkdir(path)
+    with open(os.path.join(path, "planted.py"), "w") as file:
+        file.write(f"open({path!r} + '.ran', 'w')")
+put("config.yaml", lambda path: os.symlink(outside, path))
+put(".env", os.mkfifo)
+put("SOUL.md", lambda path: os.symlink(outside, path))
+put("plugins", folder)
+put("hooks", lambda path: os.symlink(os.path.dirname(outside), path))
+put("gateway.pid", PID)
+put(".molecule-hermes.lock", lambda path: os.symlink(outside, path))
+put(".molecule-hermes.json", os.mkfifo)
+print("planted")
+"""
+
+
+@pytest.mark.parametrize(
+    "pid_file", ["os.mkfifo", "huge", "lambda path: os.symlink(outside, path)"]
+)
+async def test_what_it_plants_in_its_home_leads_nobody_out_of_it(
+    scene: Scene, pid_file: str
+) -> None:
+    if scene.privileges != "root" or not scene.confined:
+        pytest.skip("the same without the confinement, where it needs no detour")
+    home, outside = scene.folder(_HOSTILE) / "home", scene.deployment.file.with_name("outside")
+    outside.write_text("nothing of yours")
+    (scene.work / "plant.py").write_text(_PLANT.replace("PID", pid_file))
+    told = await ask(scene.hostile, f"demo:run /usr/bin/python3 plant.py {home} {outside}")
+    assert '"output": "planted' in told.text
+    await restarted(scene)
+    prompts = await prompt_of(scene, scene.hostile, f"after {pid_file}")
+    assert "soul-of-the-configuration" in prompts
+    assert outside.read_text() == "nothing of yours"
+    assert "nothing of yours" not in json.dumps(scene.model.requests)
+    assert not list(home.rglob("*.ran"))
+    assert not (home / "config.yaml").is_symlink()
+    assert (await ask(scene.victim, "hello")).states[-1] == "COMPLETED"
+    for name in ("gateway.pid", ".molecule-hermes.lock", ".molecule-hermes.json"):
+        (home / name).unlink(missing_ok=True)
+
+
+async def test_denied_commands_stay_denied(tmp_path: Path) -> None:
+    async with scene_with(tmp_path, "auto", MOLECULE_HERMES_APPROVALS="deny") as scene:
+        precious = scene.work / "precious"
+        precious.mkdir()
+        turn = await ask(scene.hostile, f"demo:run rm -rf {precious}")
+        assert turn.states[-1] == "COMPLETED"
+        assert precious.exists()
+
+
+async def test_peers_that_share_a_hermes_change_each_others_soul(tmp_path: Path) -> None:
+    async with scene_with(tmp_path, "auto", isolation="shared") as scene:
+        home = scene.deployment.folder("main", None) / "home"
+        await ask(scene.hostile, f"demo:run echo You are soul-of-the-agent. > {home}/SOUL.md")
+        assert "soul-of-the-agent" in await prompt_of(scene, scene.victim, "changed")
