@@ -811,3 +811,17 @@ async def test_a_text_for_a_turn_that_does_not_run_is_refused(transport: PluginT
     outcome = await transport.steer(turn(), "use blue")
     assert not outcome.accepted
     assert "does not have the task" in outcome.reason
+
+
+@pytest.mark.parametrize("body", ["[" * 100_000, '{"ok": true, "x": "' + "x" * 2**21 + '"}', "[1]"])
+async def test_whatever_answers_at_the_plugins_port_is_read_within_bounds(body: str) -> None:
+    """A tool may have taken the port while Hermes was away."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=body, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with serve(app) as url, PluginTransport(url, secret=SECRET) as transport:
+        with pytest.raises(Unreachable):
+            await transport.check()
