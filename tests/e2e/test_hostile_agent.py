@@ -333,8 +333,8 @@ async def restarted(scene: Scene) -> None:
     os.kill(pid, signal.SIGKILL)
 
     async def back() -> bool:
-        worker = (await workers(scene.stack))[f"main@{_HOSTILE}"]
-        return worker.get("pid", pid) != pid
+        worker = (await workers(scene.stack)).get(f"main@{_HOSTILE}")
+        return worker is not None and worker["pid"] != pid
 
     await until(back, _LONG, every=0.1)
 
