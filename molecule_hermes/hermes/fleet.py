@@ -136,7 +136,7 @@ class Fleet(Generic[W]):
         *,
         max_workers: int = 16,
         idle: float = 900.0,
-        room_within: float = 60.0,
+        room_within: float = 180.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._make = make
