@@ -13,8 +13,7 @@ import psutil
 
 from molecule_hermes.errors import Unreachable
 from molecule_hermes.plugin.settings import PLATFORM
-from molecule_hermes.transports.plugin.client import PluginClient
-from molecule_hermes.wire import JOBS_PATH
+from molecule_hermes.wire import JOBS_PATH, SECRET_HEADER
 
 __all__ = ["FirstSession", "count_jobs", "newest_session", "platform_in", "platform_state"]
 
@@ -62,14 +61,20 @@ def _is_stale(updated_at: str, pid: int) -> bool:
 async def count_jobs(platform_url: str, secret: str) -> int:
     """The turns, background jobs and cron jobs that live in a Hermes, as its plugin counts them.
 
-    Raises a `TurnFailure`, aiohttp's errors and `TimeoutError`.
+    Raises `Unreachable`.
     """
-    async with PluginClient(platform_url, secret) as client:
-        body = await client.get(JOBS_PATH, timeout=4.0)
-    counts = body.get("active"), body.get("jobs")
+    headers = {SECRET_HEADER: secret}
+    try:
+        async with httpx.AsyncClient(
+            base_url=platform_url, headers=headers, timeout=4.0, trust_env=False
+        ) as http:
+            body = await _get(http, JOBS_PATH)
+        counts = body["active"], body["jobs"]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        raise Unreachable(f"the plugin does not say whether Hermes works: {error!r}") from error
     if not all(isinstance(count, int) for count in counts):
-        raise Unreachable("the plugin does not say whether Hermes is at work")
-    return sum(count for count in counts if isinstance(count, int))
+        raise Unreachable("the plugin does not say whether Hermes works")
+    return sum(counts)
 
 
 class FirstSession:

@@ -347,8 +347,9 @@ class Fleet(Generic[W]):
         try:
             async with asyncio.timeout(_ANSWERS_WITHIN):
                 return await seat.worker.has_jobs()
-        except (TurnFailure, TimeoutError):
-            return True  # it is being restarted
+        except (TurnFailure, TimeoutError) as error:  # it is being restarted
+            logger.warning("worker %s does not say whether it works: %s", seat.key, error)
+            return True
         except Exception:
             logger.exception("worker %s gives no sound answer", seat.key)
             return True

@@ -161,22 +161,6 @@ async def test_a_worker_in_which_something_lives_is_not_stopped(
             await until_state(stack, "main@ann", "stopped", "gone")
 
 
-async def test_three_peers_share_the_room_for_one_worker(
-    tmp_path: Path, model: RecordedModel
-) -> None:
-    made = deployment(tmp_path, "ann", "bob", "eve", MOLECULE_HERMES_MAX_WORKERS="1")
-    made.environ |= model_at(model.url)
-    made.write(_PEER)
-    async with up(made.environ) as stack, AsyncExitStack() as clients:
-        peers = [await clients.enter_async_context(made.client(stack, n)) for n in made.tokens]
-        async with asyncio.timeout(2 * _LONG):
-            turns = await asyncio.gather(*(ask(c, f"I am {n}") for n, c in enumerate(peers)))
-        assert [turn.states[-1] for turn in turns] == ["COMPLETED"] * 3
-        assert all(f"I am {n}" in turn.text for n, turn in enumerate(turns))
-        states = [worker["state"] for worker in (await workers(stack)).values()]
-        assert states.count("ready") == 1
-
-
 # Starts that fail.
 
 
