@@ -294,6 +294,7 @@ class Fleet(Generic[W]):
             await self._halt(seat, "failed")
             raise
         seat.state, seat.failure, seat.used = "ready", None, self._clock()
+        self._tell_waiters()  # those that wait for room can have this one stopped
 
     async def _take_room(self, seat: _Seat[W]) -> None:
         """Waits until one more worker may run; stops one without work for it."""
