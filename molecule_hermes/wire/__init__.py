@@ -5,7 +5,8 @@
     Answer     bridge → plugin   POST /a2a/answer    the peer's answer to a question
     Attach     bridge → plugin   POST /a2a/attach    follow a message that was sent before
     Steer      bridge → plugin   POST /a2a/steer     the peer's message to that running turn
-    Check      bridge → plugin   POST /a2a/check     whether this bridge may send messages
+    Check      bridge → plugin   POST /a2a/check     whether this bridge may send messages, and
+                                                     whether it takes deliveries
     Callback   plugin → bridge   POST callback_url   an event of a turn
                                                      (one of them, or a `batch` in order)
 
@@ -18,9 +19,11 @@ Standard library only: the plugin imports this package inside Hermes.
 from __future__ import annotations
 
 from molecule_hermes.wire.callbacks import (
+    CAUSES,
     Approval,
     Body,
     Callback,
+    Cause,
     Clarify,
     Delta,
     File,
@@ -83,6 +86,7 @@ __all__ = [
     "ANSWER_PATH",
     "ATTACH_PATH",
     "CANCEL_PATH",
+    "CAUSES",
     "CHECK_PATH",
     "DEFAULT_CALLBACK_PORT",
     "DEFAULT_PLATFORM_PORT",
@@ -113,6 +117,7 @@ __all__ = [
     "Body",
     "Callback",
     "Cancel",
+    "Cause",
     "Check",
     "Clarify",
     "Context",

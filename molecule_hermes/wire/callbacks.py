@@ -10,13 +10,16 @@ from typing import ClassVar, Literal, Self, TypeAlias, cast, get_args
 from molecule_hermes.errors import TurnFailure, failure_from_dict
 from molecule_hermes.wire.fields import Fields, WireError, checked_text
 from molecule_hermes.wire.limits import MAX_BATCH, MAX_CHOICES
+from molecule_hermes.wire.messages import Origin
 from molecule_hermes.wire.progress import Notice, Reasoning, Spent, Subagent, Tool
 from molecule_hermes.wire.usage import Context, Usage
 
 __all__ = [
+    "CAUSES",
     "Approval",
     "Body",
     "Callback",
+    "Cause",
     "Clarify",
     "Delta",
     "File",
@@ -41,18 +44,47 @@ class Delta:
         return {"replace": True} if self.replace else {}
 
 
+Cause: TypeAlias = Literal["background", "cron", "handoff"]
+"""Why an agent speaks without a message of its peer: a job of its own that has ended or has
+something to say, a cron job, or a conversation that was handed over."""
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+
+
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Text that the agent sends after the turn, such as the result of a background job."""
+    """Opens a delivery: what the agent says outside of any message of its peer.
+
+    `push_id` is the delivery's own id, and the `reply_to` of this callback and of all that follow,
+    up to one `final`. `origin` is the message that the delivery comes from, where that is known,
+    and `job` names what has ended, for people. A push without an id is one of an older plugin: its
+    content is all that there is.
+    """
 
     type: ClassVar[str] = "push"
+    push_id: str = ""
+    cause: Cause = "background"
+    origin: Origin = Origin()  # noqa: RUF009 - it cannot be changed
+    job: str = ""
 
     @classmethod
     def parse(cls, data: object) -> Self:
-        return cls()
+        fields = Fields(data, "metadata")
+        if not fields.has("push_id"):
+            return cls()
+        return cls(
+            push_id=fields.id("push_id"),
+            cause=cast(Cause, fields.one_of("cause", CAUSES)),
+            origin=Origin.parse(fields.get("origin") or {}),
+            job=fields.label("job", default=""),
+        )
 
     def to_json(self) -> dict[str, object]:
-        return {}
+        if not self.push_id:
+            return {}
+        data: dict[str, object] = {"push_id": self.push_id, "cause": self.cause}
+        if origin := self.origin.to_json():
+            data["origin"] = origin
+        return data | ({"job": self.job} if self.job else {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,19 +205,32 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Asks whether a message with this callback address, for this profile, would be accepted."""
+    """Asks whether a message with this callback address, for this profile, would be accepted.
+
+    With `deliveries`, it also makes the bridge the one that gets new deliveries, under the name
+    `bridge`, until another bridge asks.
+    """
 
     callback_url: str
     profile: str = ""
+    bridge: str = ""
+    deliveries: bool = False
 
     @classmethod
     def parse(cls, data: object) -> Self:
         fields = Fields(data)
-        return cls(fields.url("callback_url"), fields.label("profile", default=""))
+        return cls(
+            fields.url("callback_url"),
+            fields.label("profile", default=""),
+            fields.label("bridge", default=""),
+            fields.flag("deliveries", default=False),
+        )
 
     def to_json(self) -> dict[str, object]:
-        profile = {"profile": self.profile} if self.profile else {}
-        return {"callback_url": self.callback_url, **profile}
+        data: dict[str, object] = {"callback_url": self.callback_url}
+        data |= {"profile": self.profile} if self.profile else {}
+        data |= {"deliveries": True} if self.deliveries else {}
+        return data | _named(self.bridge)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,9 @@ bodies = st.one_of(
     st.just(Reasoning()),
     st.builds(Spent, spent, st.none() | contexts),
     st.just(Push()),
+    st.builds(
+        Push, ids, st.sampled_from(wire.CAUSES), st.builds(Origin, labels, labels, labels), labels
+    ),
     st.builds(File, labels, media_types, blobs),
     st.builds(File, labels, media_types, st.none(), urls),
     st.builds(Approval, ids, choices, texts, texts),
