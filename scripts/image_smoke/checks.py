@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import socket
 import time
@@ -63,6 +64,7 @@ def prove(engine: Engine, image: str, report: Report) -> None:
         report.check("its own HEALTHCHECK", lambda: health(first, engine.config(image)))
         kept = report.check("a full turn through the plugin, from outside", lambda: turn(first))
         report.check("molecule-hermes doctor, inside", lambda: doctor(first))
+        report.check("Hermes's tools are confined", lambda: confined(first))
         report.check("orphans are reaped", lambda: reaped(first))
         report.check("SIGTERM drains a running turn and exits 0", lambda: drained(first))
         report.check("no process is left", lambda: none_left(engine.config(image), before))
@@ -144,8 +146,15 @@ def environment(**more: str) -> dict[str, str]:
         "HERMES_API_BASE": f"http://127.0.0.1:{free_port()}/v1",
         "MOLECULE_HERMES_PEER_TOKENS": f"smoke:{TOKEN}",
         "MOLECULE_HERMES_DEMO": "always",
+        "MOLECULE_HERMES_CONFINE": "require" if has_landlock() else "auto",
         **more,
     }
+
+
+def has_landlock() -> bool:
+    """Containers have this machine's kernel."""
+    create_ruleset, version = 444, 1  # the same numbers on every architecture of the image
+    return ctypes.CDLL(None).syscall(create_ruleset, None, 0, version) > 0
 
 
 def free_port() -> str:
@@ -280,6 +289,20 @@ def turn(it: Running) -> dict[str, Any]:
 
 def doctor(it: Running) -> str:
     return it.container.run("molecule-hermes", "doctor", "--token", TOKEN).strip().splitlines()[-1]
+
+
+def confined(it: Running) -> str:
+    """A tool tries to read the bridge's tasks and to write beside them, as the bridge's user."""
+    if not has_landlock():
+        return "not checked: this kernel has no Landlock"
+    tried = "head -c 16 /data/tasks.db; ls /data; touch /data/planted; echo all-was-tried"
+    task = it.peer.ask(f"demo:run {tried}", "smoke-confined")
+    shown = reply(task)
+    expect("all-was-tried" in shown and "SQLite" not in shown, task)
+    expect(shown.count("Permission denied") == 3, task)
+    kept = it.container.run("ls", "/data").split()
+    expect("tasks.db" in kept and "planted" not in kept, kept)
+    return "they neither read nor write the bridge's state"
 
 
 def reaped(it: Running) -> str:
