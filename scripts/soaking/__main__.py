@@ -32,13 +32,16 @@ async def soak(options: argparse.Namespace, folder: Path) -> bool:
     tokens = {name: f"{dice.getrandbits(128):032x}" for name in names}
     books = Books()
     say(f"starting Hermes and the bridge (seed {options.seed})")
-    async with world(folder / "stack", options.transport, tokens, books.heard) as made:
+    shared = folder / "shared"
+    shared.mkdir()
+    stack_folder = folder / "stack"
+    async with world(stack_folder, options.transport, tokens, books.heard, shared) as made:
         async with AsyncExitStack() as stack:
             peers = []
             ordinary = WITH_QUESTIONS if options.transport == "plugin" else ACTS
             for name, token in tokens.items():
                 acts = FLOOD if name == "flooder" else ordinary
-                one = Peer(name, books, made, random.Random(dice.random()), folder, acts=acts)
+                one = Peer(name, books, made, random.Random(dice.random()), shared, acts=acts)
                 peers.append(await stack.enter_async_context(one.connected(token)))
             await _drive(options, made, peers, books, dice)
             say("all peers are done; comparing the counts")

@@ -103,8 +103,13 @@ def _mib(samples: list[Sample]) -> float:
 
 @asynccontextmanager
 async def world(
-    folder: Path, way: str, tokens: dict[str, str], heard: Callable[[str], None]
+    folder: Path,
+    way: str,
+    tokens: dict[str, str],
+    heard: Callable[[str], None],
+    shared: Path,
 ) -> AsyncIterator[World]:
+    """Every agent may write to the folder `shared`, so that a peer can tell what its agent did."""
     async with demo_model(on_message=heard) as model:
         environ = environment(
             folder,
@@ -115,6 +120,7 @@ async def world(
             MOLECULE_HERMES_DRAIN_TIMEOUT="3",
             # The idempotency index grows until its first entries expire.
             MOLECULE_HERMES_RETRY_WINDOW="120",
+            MOLECULE_HERMES_WRITABLE=str(shared),
             MOLECULE_HERMES_MAX_RESTARTS="1000",
             MOLECULE_HERMES_RESTART_WINDOW="10",
         )
