@@ -153,12 +153,13 @@ def isolation_of(agent: AgentConfig, settings: Settings, *, peers: int) -> Isola
 
 
 def uses_main_hermes(settings: Settings, configuration: Configuration) -> bool:
-    """Whether `up` runs Hermes on HERMES_HOME itself: for the main agent, if its peers share it and
-    the configuration file does not say what it is.
+    """Whether `up` runs Hermes on HERMES_HOME itself: for the main agent, if its peers share it, the
+    configuration file does not say what it is, and `up` runs no other agent.
 
-    To all other workers that folder is a template.
+    To all other workers that folder is a template. An agent that lived in it could change what the
+    others are made from.
     """
-    main = configuration.agents.get(MAIN_AGENT)
-    if main is None or main.hermes is not None or main.shapes_hermes:
+    managed = [name for name, agent in configuration.agents.items() if agent.hermes is None]
+    if managed != [MAIN_AGENT] or configuration.agents[MAIN_AGENT].shapes_hermes:
         return False
     return configuration.isolation(MAIN_AGENT, settings) == "shared"

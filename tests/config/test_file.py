@@ -22,6 +22,7 @@ from molecule_hermes.config import (
     Settings,
     isolation_of,
     load_configuration,
+    uses_main_hermes,
     with_peers,
 )
 from molecule_hermes.config.yaml_tree import MAX_BYTES, YamlProblem, parse_yaml
@@ -568,6 +569,30 @@ def test_isolation_is_the_agents_then_the_settings_then_by_the_number_of_peers(
     settings = settings_for(folder, f"agents: {{main: {{{agent}}}}}", **ours)
     main = load_configuration(settings).agents["main"]
     assert isolation_of(main, settings, peers=peers) == isolation
+
+
+@pytest.mark.parametrize(
+    ("agents", "expected"),
+    [
+        ("main: {}", True),
+        ("main: {isolation: peer}", False),
+        ("main: {soul: SOUL.md}", False),
+        ("main: {hermes: {plugin: 'http://x'}}", False),
+        ("other: {}", False),
+        ("main: {}, research: {hermes: {plugin: 'http://x'}}", True),
+        # An agent that lives in the folder must not change what another one is made from.
+        ("main: {}, research: {}", False),
+        ("main: {isolation: shared}, research: {isolation: peer}", False),
+    ],
+)
+def test_the_main_agent_lives_in_the_operators_folder_only_if_that_is_no_template(
+    folder: Path, agents: str, expected: bool
+) -> None:
+    (folder / "SOUL.md").write_text("You are a test.")
+    settings = settings_for(
+        folder, f"{{agents: {{{agents}}}, default: {agents.split(':', maxsplit=1)[0]}}}"
+    )
+    assert uses_main_hermes(settings, load_configuration(settings)) is expected
 
 
 def test_aliases_of_aliases_do_not_fill_the_memory(folder: Path) -> None:
