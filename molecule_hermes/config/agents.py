@@ -153,8 +153,8 @@ def isolation_of(agent: AgentConfig, settings: Settings, *, peers: int) -> Isola
 
 
 def uses_main_hermes(settings: Settings, configuration: Configuration) -> bool:
-    """Whether `up` runs Hermes on HERMES_HOME itself: for the main agent, if its peers share it, the
-    configuration file does not say what it is, and `up` runs no other agent.
+    """Whether `up` runs Hermes on HERMES_HOME itself: for the main agent, if its peers share it,
+    the configuration file does not say what it is, and `up` runs no other agent.
 
     To all other workers that folder is a template. An agent that lived in it could change what the
     others are made from.

@@ -589,9 +589,8 @@ def test_the_main_agent_lives_in_the_operators_folder_only_if_that_is_no_templat
     folder: Path, agents: str, expected: bool
 ) -> None:
     (folder / "SOUL.md").write_text("You are a test.")
-    settings = settings_for(
-        folder, f"{{agents: {{{agents}}}, default: {agents.split(':', maxsplit=1)[0]}}}"
-    )
+    default = agents.partition(":")[0]
+    settings = settings_for(folder, f"{{agents: {{{agents}}}, default: {default}}}")
     assert uses_main_hermes(settings, load_configuration(settings)) is expected
 
 

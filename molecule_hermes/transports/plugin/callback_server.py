@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
+from collections import OrderedDict
 from typing import Self
 
 from aiohttp import web
@@ -16,6 +18,8 @@ from molecule_hermes.wire import MAX_BODY_BYTES, REPLY_PATH, SECRET_HEADER, Call
 __all__ = ["ReplyServer"]
 
 _TO = "to"
+_MAX_STRANGERS = 64
+"""Every process on this machine can connect, also the tools of all agents."""
 
 
 class ReplyServer:
@@ -36,6 +40,9 @@ class ReplyServer:
         self._secret = secret.encode()
         self._max_body = max_body
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
+        self._strangers: OrderedDict[web.RequestHandler, None] = OrderedDict()
+        """Connections that have not shown the secret yet, the oldest first."""
         self._name = secrets.token_urlsafe(8)
         """In the address: callbacks for an earlier bridge with this port are not for this one. They
         begin after what that one had, which can be more than what it stored."""
@@ -46,27 +53,45 @@ class ReplyServer:
         app.router.add_post(REPLY_PATH, self._reply)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
+        loop = asyncio.get_running_loop()
         try:
-            await web.TCPSite(runner, self._host, self._port).start()
+            self._listener = await loop.create_server(
+                lambda: self._accept(runner), self._host, self._port, backlog=128
+            )
         except OSError as error:
             await runner.cleanup()
             variable = "MOLECULE_A2A_CALLBACK_PORT"
             example = str(self._port + 1000)
             raise cannot_listen(error, self._host, self._port, variable, example) from error
         self._runner = runner
-        port = runner.addresses[0][1]
+        port = self._listener.sockets[0].getsockname()[1]
         self.url = f"{base_url(self._host, port)}{REPLY_PATH}?{_TO}={self._name}"
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
+
+    def _accept(self, runner: web.AppRunner) -> web.RequestHandler:
+        """Makes room for a connection: those without the secret must not use up the bridge's."""
+        if runner.server is None:
+            raise RuntimeError("the callback server is not set up")
+        handler: web.RequestHandler = runner.server()
+        self._strangers[handler] = None
+        if len(self._strangers) > _MAX_STRANGERS:
+            oldest, _ = self._strangers.popitem(last=False)
+            oldest.force_close()
+        return handler
 
     async def _reply(self, request: web.Request) -> web.Response:
         given = request.headers.get(SECRET_HEADER, "").encode("utf-8", "surrogateescape")
         if self._secret and not hmac.compare_digest(given, self._secret):
             return _refused(401, f"the header {SECRET_HEADER} is wrong or missing")
+        self._strangers.pop(request.protocol, None)
         try:
             callbacks = Callback.parse_batch(await request.read())
         except WireError as error:
