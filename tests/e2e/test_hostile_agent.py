@@ -56,7 +56,7 @@ _LONG = 90.0
 _SAID = "ann-said-xylophone"
 _OF_FILES = {
     *("read", "list_folders", "change", "empty", "follow_a_link", "create"),
-    *("search", "link_in", "move_out", "move_in"),
+    *("search", "watch", "link_in", "move_out", "move_in"),
 }
 _OF_PROCESSES = {"signal_processes", "limit", "slow_down", "abstract_sockets", "listen"}
 _OF_ROOT = {
