@@ -86,6 +86,7 @@ class Workers:
             self._make,
             self._origin,
             max_workers=settings.max_workers,
+            max_of_peer=workers_of_peer(settings),
             idle=settings.worker_idle,
         )
         self._managed = ManagedWorkers(
@@ -174,6 +175,7 @@ class Workers:
         self._settings, self._configuration = settings, configuration
         agents = {**self._known.agents, **configuration.agents}
         self._known = replace(configuration, agents=agents)
+        self.fleet.max_of_peer = workers_of_peer(settings)
         self.fleet.revise()
 
     def require_room(self) -> None:
@@ -258,6 +260,11 @@ class Workers:
             settings, protected=self._protected(), readable=readable, ports=None if alone else ports
         )
         return replace(handover, confinement=confinement)
+
+
+def workers_of_peer(settings: Settings) -> int:
+    """With several peers, no single peer may use all workers, however many agents it reaches."""
+    return max(1, settings.max_workers - 1) if settings.has_several_peers else 0
 
 
 def require_enforceable(

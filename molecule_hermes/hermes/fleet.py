@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -135,6 +136,7 @@ class Fleet(Generic[W]):
         plan_of: Callable[[WorkerKey], object],
         *,
         max_workers: int = 16,
+        max_of_peer: int = 0,
         idle: float = 900.0,
         room_within: float = 180.0,
         clock: Callable[[], float] = time.monotonic,
@@ -142,13 +144,18 @@ class Fleet(Generic[W]):
         self._make = make
         self._plan_of = plan_of
         self._max_workers = max_workers
+        self.max_of_peer = max_of_peer
+        """How many workers one peer may have at once; 0 means as many as there are."""
         self._idle = idle
+        self._pause = min(idle / 4, _LONGEST_PAUSE)
         self._room_within = room_within
         self._clock = clock
         self._seats: dict[WorkerKey, _Seat[W]] = {}
         self._changed = asyncio.Condition()
         self._next = asyncio.Lock()
         """Those that wait for room get it in the order in which they came."""
+        self._next_of: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """The same for the workers of one peer, who keeps nobody else waiting meanwhile."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -303,23 +310,44 @@ class Fleet(Generic[W]):
                 await self._make_room(seat)
         except TimeoutError:
             raise NoRoomError(
-                f"all {self._max_workers} workers have had work for {self._room_within:g} s",
+                f"all workers that {seat.key} could replace have had work for "
+                f"{self._room_within:g} s",
                 "raise MOLECULE_HERMES_MAX_WORKERS",
             ) from None
 
     async def _make_room(self, seat: _Seat[W]) -> None:
+        if not (peer := seat.key.peer):
+            await self._take_turn(seat)
+            return
+        async with self._next_of[peer]:
+            async with self._changed:
+                while 0 < self.max_of_peer <= len(own := self._running_of(peer)):
+                    await self._stop_idlest(own, seat)
+            await self._take_turn(seat)
+
+    async def _take_turn(self, seat: _Seat[W]) -> None:
         async with self._next, self._changed:
             while len(self) >= self._max_workers:
-                if (victim := await self._idlest()) is None:
-                    await self._changed.wait()
-                else:
-                    logger.info("worker %s makes room for %s", victim.key, seat.key)
-                    await self._stop_if_idle(victim)
+                await self._stop_idlest(list(self._seats.values()), seat)
             seat.state = "starting"
 
-    async def _idlest(self) -> _Seat[W] | None:
+    def _running_of(self, peer: str) -> list[_Seat[W]]:
+        return [each for each in self._seats.values() if each.key.peer == peer and each.runs]
+
+    async def _stop_idlest(self, seats: list[_Seat[W]], other: _Seat[W]) -> None:
+        """Stops one that has no work; if all have some, returns when that may have changed."""
+        if (victim := await self._idlest(seats)) is None:
+            # Nobody tells when a background process or a cron job ends.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pause):
+                    await self._changed.wait()
+        else:
+            logger.info("worker %s makes room for %s", victim.key, other.key)
+            await self._stop_if_idle(victim)
+
+    async def _idlest(self, seats: list[_Seat[W]]) -> _Seat[W] | None:
         """The worker without work that was used longest ago."""
-        seats = [seat for seat in self._seats.values() if seat.may_stop]
+        seats = [seat for seat in seats if seat.may_stop]
         jobs = await asyncio.gather(*map(self._has_jobs, seats))
         idle = [s for s, busy in zip(seats, jobs, strict=True) if not busy and s.may_stop]
         return min(idle, key=lambda seat: seat.used, default=None)
@@ -334,7 +362,7 @@ class Fleet(Generic[W]):
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(min(self._idle / 4, _LONGEST_PAUSE))
+            await asyncio.sleep(self._pause)
             for seat in list(self._seats.values()):
                 if self._clock() - seat.used < self._idle:
                     continue

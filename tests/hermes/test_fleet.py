@@ -231,6 +231,35 @@ async def test_a_turn_waits_while_all_workers_have_work_and_gets_the_first_that_
         assert world.log == ["start main@alice", "stop main@alice", "start main@bob"]
 
 
+async def test_a_turn_that_waits_for_room_gets_it_when_a_job_has_ended() -> None:
+    world = World()
+    async with world.fleet(max_workers=1, idle=0.2) as fleet:
+        (await use(fleet, ALICE)).jobs = 1
+        waiting = asyncio.create_task(use(fleet, BOB))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(waiting), 0.1)
+        world.made[0].jobs = 0
+        assert (await waiting).key == BOB
+
+
+async def test_a_peer_with_many_agents_leaves_room_for_others_and_keeps_nobody_waiting() -> None:
+    world = World()
+    agents = [WorkerKey(name, "alice") for name in ("main", "research", "archive")]
+    world.plans |= {"archive": 1}
+    async with world.fleet(max_workers=3, max_of_peer=2, idle=60) as fleet:
+        for key in agents[:2]:
+            (await use(fleet, key)).jobs = 1
+        waiting = asyncio.create_task(use(fleet, agents[2]))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(waiting), 0.1)
+        assert (await use(fleet, BOB)).running
+        # Not even a worker of somebody else that is idle is stopped for it, but one of its own.
+        world.made[0].jobs = 0
+        assert (await use(fleet, agents[1])).running
+        assert (await waiting).key == agents[2]
+        assert "stop main@bob" not in world.log
+
+
 async def test_a_start_that_fails_is_tried_once_more_with_another_worker() -> None:
     world = World()
     world.failures[ALICE] = 1
