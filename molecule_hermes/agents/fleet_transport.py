@@ -105,7 +105,7 @@ class FleetTransport:
             raise Interrupted("the turn ran in another Hermes before the agent was restarted")
         async with contextlib.AsyncExitStack() as stack:
             lease = await stack.enter_async_context(self._fleet.lease(key))
-            worker = await lease.ready()
+            worker = await lease.ready(as_it_is=True)
             attached = await worker.transport.attach(turn, place)
             stack.enter_context(self._on(worker, turn))
             return Attached(_Leased(attached.events, stack.pop_all()), attached.questions)

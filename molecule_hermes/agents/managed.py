@@ -37,6 +37,8 @@ __all__ = ["ManagedWorkers", "Whose"]
 _HOST = "127.0.0.1"
 _RECORD = "worker.json"
 _PROCESS = "gateway.json"
+_SHAPING = ("model", "soul", "skills", "toolsets", "mcp_servers", "hermes_config")
+"""What an agent's section says of its Hermes, besides its environment."""
 
 Say = Callable[[str], None]
 
@@ -80,7 +82,8 @@ class ManagedWorkers:
         """`taken` are the ports of the other workers. Raises `StartError`."""
         folder = settings.state_dir.absolute() / "workers" / folder_name(key)
         folders = WorkerFolders.below(folder)
-        own = self._settings(folders, whose.agent, settings, _ports(folder, key, taken, settings))
+        record = _record(folder, key, taken, settings, self._digest(whose, settings))
+        own = self._settings(folders, whose.agent, settings, (record.plugin, record.api))
         gateway = Gateway(
             HermesHome(folders.home),
             folder / "hermes-gateway.log",
@@ -102,7 +105,8 @@ class ManagedWorkers:
             clear=folders.clear,
             repair=folders.repair,
             lock=folder / "lock",
-            origin=whose,
+            # One that is kept, but was made from something else, is replaced when it is idle.
+            origin=whose if record.made_from == self._digest(whose, settings) else record,
             eager=whose.peer is None,
         )
         transport = create_transport(
@@ -153,6 +157,17 @@ class ManagedWorkers:
             secret=self._derive(settings.shared_secret, f"plugin:{name}"),
         )
 
+    def _digest(self, whose: Whose, settings: Settings) -> str:
+        """Of all that a worker is made from, but for what its Hermes reads again at each turn."""
+        agent, peer = whose.agent, whose.peer
+        said = [getattr(agent, name) for name in _SHAPING]
+        env = sorted((name, value.get_secret_value()) for name, value in agent.env.items())
+        confined = (settings.confine, settings.readable, settings.writable)
+        toolsets = peer.toolsets if peer is not None else None
+        model = whose.model.block if whose.model is not None else None
+        parts = (said, env, toolsets, model, whose.soul, whose.disabled_toolsets, confined)
+        return self._derive(settings.shared_secret, f"made from:{parts}")
+
     def _derive(self, given: SecretStr | None, purpose: str) -> str:
         master = given.get_secret_value().encode() if given is not None else self._master
         return hmac.new(master, purpose.encode(), hashlib.sha256).hexdigest()
@@ -201,6 +216,8 @@ class _Record:
     key: WorkerKey
     plugin: int
     api: int
+    made_from: str = ""
+    """A digest of the configuration with which its Hermes was started."""
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
@@ -208,7 +225,8 @@ class _Record:
             known = json.loads(path.read_text())
             agent, peer = known["key"]
             key = WorkerKey(str(agent), None if peer is None else str(peer))
-            return cls(key, int(known["plugin"]), int(known["api"]))
+            made_from = str(known.get("made_from", ""))
+            return cls(key, int(known["plugin"]), int(known["api"]), made_from)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -216,18 +234,17 @@ class _Record:
         write_atomically(path, json.dumps(asdict(self)))
 
 
-def _ports(
-    folder: Path, key: WorkerKey, taken: Collection[int], settings: Settings
-) -> tuple[int, int]:
+def _record(
+    folder: Path, key: WorkerKey, taken: Collection[int], settings: Settings, made_from: str
+) -> _Record:
     """The ports of the plugin and of the API. A kept Hermes has those of its start."""
     path = folder / _RECORD
-    if not settings.keep_worker:
-        plugin = choose_port(_HOST, taken)
-        return plugin, choose_port(_HOST, {*taken, plugin})
-    record = _Record.read(path)
-    if record is None or PidRecord(folder / _PROCESS).read() is None:
-        plugin = choose_port(_HOST, taken)
-        record = _Record(key, plugin, choose_port(_HOST, {*taken, plugin}))
+    runs = settings.keep_worker and PidRecord(folder / _PROCESS).read() is not None
+    if runs and (kept := _Record.read(path)) is not None:
+        return kept
+    plugin = choose_port(_HOST, taken)
+    record = _Record(key, plugin, choose_port(_HOST, {*taken, plugin}), made_from)
+    if settings.keep_worker:
         make_folder(folder)
         record.write(path)
-    return record.plugin, record.api
+    return record

@@ -117,9 +117,10 @@ class Lease(Generic[W]):
     def is_ready(self) -> bool:
         return self._seat.state == "ready"
 
-    async def ready(self) -> W:
-        """The worker, once it takes turns. Raises a `TurnFailure`."""
-        await self._fleet._ensure(self._seat)
+    async def ready(self, *, as_it_is: bool = False) -> W:
+        """The worker, once it takes turns. Raises a `TurnFailure`. With `as_it_is`, it is not
+        replaced, because it has the turn already."""
+        await self._fleet._ensure(self._seat, as_it_is)
         return self._seat.worker
 
 
@@ -250,10 +251,15 @@ class Fleet(Generic[W]):
 
     # Starting.
 
-    async def _ensure(self, seat: _Seat[W]) -> None:
+    async def _ensure(self, seat: _Seat[W], as_it_is: bool) -> None:
         """Returns when the worker takes turns. A start goes on when the turn is given up."""
-        if seat.state == "ready" and not (seat.leases == 1 and self._is_outdated(seat)):
-            return
+        if seat.state != "ready":
+            await self._started(seat)
+        # Also one that was kept and is made from something else.
+        if not as_it_is and seat.leases == 1 and self._is_outdated(seat):
+            await self._started(seat)
+
+    async def _started(self, seat: _Seat[W]) -> None:
         starting = self._starting(seat)
         try:
             await asyncio.shield(starting)

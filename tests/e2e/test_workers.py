@@ -256,6 +256,29 @@ async def test_the_next_up_adopts_the_workers_of_a_bridge_that_was_killed(
                 process.kill()
 
 
+async def test_a_worker_that_was_kept_gets_what_the_configuration_says_now(
+    tmp_path: Path, model: RecordedModel
+) -> None:
+    made = deployment(tmp_path, *("ann", "bob"), MOLECULE_HERMES_KEEP_WORKER="true")
+    made.environ |= model_at(model.url)
+    left: list[psutil.Process] = []
+    try:
+        for soul, toolsets in (("soul-one", ["terminal"]), ("soul-two", ["file"])):
+            about = {"isolation": "peer", "soul": f"You are {soul}.", "toolsets": toolsets}
+            made.write({"main": about})
+            async with up(made.environ) as stack, made.client(stack, "bob") as bob:
+                model.requests.clear()
+                assert (await ask(bob, "hello", soul)).states[-1] == "COMPLETED"
+                assert f"You are {soul}." in model.prompts()
+                assert ("terminal" in model.tools()) is ("terminal" in toolsets)
+                left += [psutil.Process(each["pid"]) for each in (await workers(stack)).values()]
+                await stack.stop(signal.SIGKILL)
+    finally:
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
 async def ended(client: Client, task_id: str) -> Task:
     async def reached() -> Task | None:
         task = await client.get_task(GetTaskRequest(id=task_id))
