@@ -260,7 +260,7 @@ class Fleet(Generic[W]):
             await self._started(seat)
 
     async def _started(self, seat: _Seat[W]) -> None:
-        starting = self._starting(seat)
+        starting = self._starting(seat, leases=1)
         try:
             await asyncio.shield(starting)
         except NoRoomError as error:
@@ -273,14 +273,16 @@ class Fleet(Generic[W]):
                 raise Draining() from None
             raise
 
-    def _starting(self, seat: _Seat[W]) -> asyncio.Task[None]:
+    def _starting(self, seat: _Seat[W], leases: int = 0) -> asyncio.Task[None]:
+        """`leases` are those of turns that wait for it, and so do not run yet."""
         if seat.starting is None or seat.starting.done():
-            seat.starting = self._spawn(self._start(seat))
+            seat.starting = self._spawn(self._start(seat, leases))
         return seat.starting
 
-    async def _start(self, seat: _Seat[W]) -> None:
+    async def _start(self, seat: _Seat[W], leases: int) -> None:
         async with seat.changing:
-            if seat.leases <= 1 and self._is_outdated(seat):
+            has_turns = seat.state == "ready" and seat.leases > leases
+            if not has_turns and self._is_outdated(seat):
                 await self._replace(seat)
             for attempt in range(1, _STARTS + 1):
                 if seat.state == "ready":

@@ -301,6 +301,31 @@ async def test_a_worker_is_replaced_when_its_plan_has_changed_and_its_turns_have
         assert (new.plan, old.running) == (2, False)
 
 
+async def test_no_start_from_outside_ends_a_turn_of_a_worker_whose_plan_has_changed() -> None:
+    world = World()
+    async with world.fleet(idle=60) as fleet:
+        async with fleet.lease(SHARED) as lease:
+            old = await lease.ready()
+            world.plans["research"] = 2
+            fleet.revise()
+            await fleet.start(SHARED)
+            assert old.running
+        await until(lambda: len(world.made) == 2 and world.made[1].running)
+        assert not old.running
+
+
+async def test_turns_that_come_together_get_a_stopped_worker_by_its_new_plan() -> None:
+    world = World()
+    async with world.fleet(max_workers=1, idle=60) as fleet:
+        old = await use(fleet, ALICE)
+        await use(fleet, BOB)  # takes its room
+        assert not old.running
+        world.plans["main"] = 2
+        served = await asyncio.gather(*(use(fleet, ALICE) for _ in range(3)))
+        assert old not in served
+        assert {worker.plan for worker in served} == {2}
+
+
 async def test_a_shared_worker_with_another_plan_starts_again_without_being_asked() -> None:
     world = World()
     async with world.fleet() as fleet:
