@@ -100,10 +100,12 @@ class Hooks:
     def _model_called(self, **given: Any) -> None:
         if given.get("platform") != _SUBAGENT:
             self._called(_model_answered, **given)
-        elif usage := usage_of(given):
-            message_id = self._subagents.message_of(given.get("session_id"))
+            return
+        # Hermes names the end of a subagent only by its session, which this makes known.
+        record = self._subagents.find(given.get("session_id"), given.get("task_id"))
+        if record is not None and (usage := usage_of(given)):
             self._pass_on(
-                message_id, lambda dispatcher, turn: dispatcher.subagent_called(turn, usage)
+                record.message_id, lambda dispatcher, turn: dispatcher.subagent_called(turn, usage)
             )
 
     def _subagent_started(self, **given: Any) -> None:

@@ -36,7 +36,7 @@ from molecule_hermes.wire import (
     Final,
     Inbound,
 )
-from tests.support.serving import free_port, serve
+from tests.support.serving import few_certificates, free_port, serve
 from tests.support.waiting import until
 
 SECRET = "a-shared-secret-of-the-tests"
@@ -283,7 +283,7 @@ async def _spawn(
         return await asyncio.create_subprocess_exec(
             *through,
             *(COMMAND if handover else hermes),
-            env={**clean, "HERMES_HOME": str(home), "HOME": str(home), **env},
+            env={**clean, **few_certificates(), "HERMES_HOME": str(home), "HOME": str(home), **env},
             cwd=home,
             stdin=given,
             stdout=out,

@@ -237,7 +237,7 @@ async def test_a_message_id_is_registered_once() -> None:
 
 
 @given(st.integers(), st.integers(1, 8))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=5, deadline=None)
 async def test_a_thousand_pending_replies_get_exactly_their_own_events(
     seed: int, pieces: int
 ) -> None:
