@@ -319,7 +319,7 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
     async def send(
         self, chat_id: str, content: str, reply_to: str | None = None, metadata: Any = None
     ) -> Any:
-        if run := current_cron_run():
+        if (run := current_cron_run()) and not self._is_elsewhere():
             return self._send_for_cron(run, chat_id, content)
         current = current_message_id()
         turn = self._owner(chat_id, current, reply_to)

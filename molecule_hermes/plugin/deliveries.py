@@ -128,7 +128,8 @@ class Deliveries:
         else:
             turn = self._queued(inbound, job.label)
             turn.event = event
-        push = Push(inbound.message_id, cause, inbound.metadata, _one_line(job.label))
+        turn.journal.label = _one_line(job.label)
+        push = Push(inbound.message_id, cause, inbound.metadata, turn.journal.label)
         self._outbox.put(turn.journal, turn.callback(push))
         log.info("%s begins to wait (%s)", turn, cause)
         return turn
@@ -170,7 +171,7 @@ class Deliveries:
 
     def _refused(self, journal: Journal, problem: Problem) -> None:
         """The bridge does not take the delivery: its turn is stopped, and the agent is told."""
-        self._tell(journal.chat_id, "", problem.message)
+        self._tell(journal.chat_id, journal.label, problem.message)
         if turn := self._ledger.find(journal.message_id):
             self._stop(turn)
 

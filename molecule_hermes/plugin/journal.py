@@ -61,6 +61,8 @@ class Journal:
         """The names of bridges that were sent the push of a delivery before, and that may have
         stored it."""
         self.delivery = delivery
+        self.label = ""
+        """What a delivery is about, for people."""
         self.taken = -1
         """The highest `seq` that the bridge has acknowledged."""
         self.attached = 0

@@ -25,6 +25,7 @@ class LateOutput:
     _dispatcher: Dispatcher
     _cron: CronDeliveries
     _loop: asyncio.AbstractEventLoop | None
+    gateway_runner: Any
     _unfollow: Callable[[], None] | None = None
 
     @property
@@ -35,7 +36,8 @@ class LateOutput:
 
     def _follow_late_output(self) -> None:
         self._cron = CronDeliveries(self._dispatcher.deliveries)
-        self._unfollow = hermes_api.follow_cron(self._cron_ended)
+        loop = asyncio.get_running_loop()
+        self._unfollow = hermes_api.follow_cron(self.gateway_runner, loop, self._cron_ended)
 
     def _leave_late_output(self) -> None:
         if self._unfollow is not None:
@@ -91,8 +93,6 @@ class LateOutput:
         return None
 
     def _send_for_cron(self, run: CronRun, chat_id: str, text: str) -> Any:
-        if self._is_elsewhere():
-            return self._without_turn()
         try:
             self._cron.add(run, chat_id, text)
         except NotDeliveredError as error:
@@ -107,8 +107,8 @@ class LateOutput:
         return not_sent("no message of this conversation is being answered")
 
     def _is_elsewhere(self) -> bool:
-        """Whether this is not the gateway's loop: Hermes falls back to loops of its own, from which
-        nothing of ours may be called (tools/send_message_tool.py:728)."""
+        """Whether this is not the gateway's loop: the tool that sends messages runs on one of its
+        own (tools/send_message_tool.py:728), from which nothing of ours may be called."""
         return self._loop not in (None, asyncio.get_running_loop())
 
     def _cron_ended(self, run: CronRun) -> None:

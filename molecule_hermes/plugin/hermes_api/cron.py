@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import functools
 from collections.abc import Callable, Mapping
@@ -39,13 +40,17 @@ def current_cron_run() -> CronRun | None:
     return _RUN.get()
 
 
-def follow_cron(ended: Callable[[CronRun], None]) -> Callable[[], None]:
-    """Has the deliveries of cron jobs known in their tasks, and `ended` called after each, in the
-    scheduler's thread. Returns what undoes it.
+def follow_cron(
+    runner: Any, gateway_loop: asyncio.AbstractEventLoop, ended: Callable[[CronRun], None]
+) -> Callable[[], None]:
+    """Has the deliveries of cron jobs known in their tasks, and `ended` called after each, in a
+    thread of Hermes. Returns what undoes it.
 
     Replaces `_deliver_result` (cron/scheduler.py:1445), which `run_one_job` (scheduler.py:3826)
     calls with the job. It runs in a thread and schedules the text and each file on the gateway's
-    loop, in a copy of its context (`safe_schedule_threadsafe`, agent/async_utils.py).
+    loop, in a copy of its context (`safe_schedule_threadsafe`, agent/async_utils.py). A job that an
+    agent runs at once comes without adapters and loop (tools/cronjob_tools.py:640); its text would
+    be sent on a loop of its own, and its files not at all.
     """
     # Any: it is read before it is replaced, so that a Hermes without it fails loudly.
     from cron import scheduler
@@ -54,11 +59,13 @@ def follow_cron(ended: Callable[[CronRun], None]) -> Callable[[], None]:
     deliver = hermes._deliver_result
 
     @functools.wraps(deliver)
-    def _deliver_result(job: Any, *args: Any, **given: Any) -> Any:
+    def _deliver_result(job: Any, content: str, adapters: Any = None, loop: Any = None) -> Any:
         run = _run_of(job)
         token = _RUN.set(run)
         try:
-            return deliver(job, *args, **given)
+            if adapters is None:
+                adapters, loop = runner.adapters, gateway_loop
+            return deliver(job, content, adapters=adapters, loop=loop)
         finally:
             _RUN.reset(token)
             ended(run)
