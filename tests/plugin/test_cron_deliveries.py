@@ -17,11 +17,11 @@ from tests.support.deliveries import (
     call,
     delivery,
     look_for_cron_jobs_every_second,
+    make_cron_job,
     pushes,
     take,
 )
 from tests.support.gateway import CallbackServer, Hermes, running_hermes
-from tests.support.waiting import until
 
 pytestmark = [pytest.mark.hermes, pytest.mark.asyncio(loop_scope="module")]
 
@@ -45,7 +45,20 @@ def job(prompt: str, **more: Any) -> str:
 
 def jobs(hermes: Hermes) -> list[dict[str, Any]]:
     """As Hermes stores them."""
-    return list(json.loads((hermes.home / "cron" / "jobs.json").read_text())["jobs"])
+    path = hermes.home / "cron" / "jobs.json"
+    return list(json.loads(path.read_text())["jobs"]) if path.exists() else []
+
+
+async def run_at_once(hermes: Hermes, callbacks: CallbackServer, chat: str, making: str) -> str:
+    """Has the agent make a job and run it; returns why its result was not delivered."""
+    before = {each["id"] for each in jobs(hermes)}
+    await callbacks.final(await hermes.say(callbacks, making, chat=chat))
+    ((job_id, name),) = [(j["id"], j["name"]) for j in jobs(hermes) if j["id"] not in before]
+    run = await hermes.say(callbacks, call("cronjob", action="run", job_id=job_id), chat=chat)
+    final, _ = await callbacks.final(run, 60)
+    assert '"execution_success": true' in final.content, name
+    (ran,) = [each for each in jobs(hermes) if each["id"] == job_id]
+    return str(ran.get("last_delivery_error") or "")
 
 
 async def test_a_cron_job_is_a_delivery_without_what_hermes_puts_around_it(
@@ -74,7 +87,7 @@ async def test_a_cron_job_speaks_while_its_chat_is_busy_and_not_in_that_turn(
     push_id = await delivery(callbacks, chat)
     assert callbacks.finals(busy) == [], "the chat was not busy"
     assert callbacks.finals(push_id)[0].content == "On time"
-    final, _ = await callbacks.final(busy)
+    await callbacks.final(busy)
     assert "On time" not in "".join(callback.content for callback in callbacks.of(busy))
     assert_each_is_whole(callbacks)
 
@@ -102,13 +115,7 @@ async def test_a_job_that_the_agent_runs_at_once_is_a_delivery_too(
     chat = f"c-{uuid.uuid4().hex}"
     (hermes.work / "at-once.csv").write_text("3")
     prompt = f"demo:say Right away. MEDIA:{hermes.work}/at-once.csv"
-    await callbacks.final(
-        await hermes.say(callbacks, job(prompt, schedule="30m", name="at once"), chat=chat)
-    )
-    (made,) = [each for each in jobs(hermes) if each["name"] == "at once"]
-    run = await hermes.say(callbacks, call("cronjob", action="run", job_id=made["id"]), chat=chat)
-    final, _ = await callbacks.final(run, 60)
-    assert '"execution_success": true' in final.content
+    await run_at_once(hermes, callbacks, chat, job(prompt, schedule="every 30m", name="at once"))
     push_id = await delivery(callbacks, chat)
     assert [callback.body.type for callback in callbacks.of(push_id)] == ["push", "file", "final"]
     assert callbacks.finals(push_id)[0].content == "Right away."
@@ -122,7 +129,7 @@ async def test_a_job_can_speak_in_a_conversation_that_hermes_has_not_heard_of(
     chat = f"c-{uuid.uuid4().hex}"
     body = {"name": "a", "prompt": "demo:say Hello", "schedule": soon()}
     body["deliver"] = f"molecule_a2a:{chat}"
-    await hermes.make_cron_job(body)
+    await make_cron_job(hermes, body)
     push_id = await delivery(callbacks, chat)
     push, last = callbacks.of(push_id)
     assert push.body == Push(push_id, "cron", Origin(), "a")
@@ -134,12 +141,14 @@ async def test_the_job_of_one_peer_cannot_speak_in_the_conversation_of_another(
 ) -> None:
     await take(hermes, callbacks)
     victim, chat = f"c-{uuid.uuid4().hex}", f"c-{uuid.uuid4().hex}"
-    asked = job("demo:say Pay me", deliver=f"molecule_a2a:{victim}", name="attack")
-    await callbacks.final(await hermes.say(callbacks, asked, chat=chat))
-
-    def failed() -> Any:
-        return [each for each in jobs(hermes) if each.get("last_delivery_error")]
-
-    (refused,) = await until(failed, 60)
-    assert "another peer's conversation" in refused["last_delivery_error"]
+    await callbacks.final(await hermes.say(callbacks, "hello", chat=victim, peer_id="victim"))
+    elsewhere = {"deliver": f"molecule_a2a:{victim}", "schedule": "every 30m"}
+    attack = job("demo:say Pay me", name="attack", **elsewhere)
+    error = await run_at_once(hermes, callbacks, chat, attack)
+    assert "another peer's conversation" in error
     assert pushes(callbacks, victim) == []
+    # A peer's own conversations may.
+    await callbacks.final(await hermes.say(callbacks, "hello", chat=victim))
+    error = await run_at_once(hermes, callbacks, chat, attack.replace("attack", "report"))
+    assert error == ""
+    assert callbacks.finals(await delivery(callbacks, victim))[0].content == "Pay me"

@@ -211,7 +211,7 @@ async def test_a_delivery_waits_for_the_next_bridge(
     async with callback_server() as gone:
         await take(hermes, gone)
         await gone.final(await hermes.say(gone, background("echo done"), chat=chat))
-    
+
         async def waits() -> bool:
             return await ended_turns(hermes, chat) == 2
 

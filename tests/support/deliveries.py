@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from molecule_hermes.wire import CHECK_PATH, JOBS_PATH, SECRET_HEADER, TURNS_PATH, Push
-from tests.support.gateway import SECRET, CallbackServer, Hermes
+from tests.support.gateway import API_KEY, SECRET, CallbackServer, Hermes
 
 BRIDGE = "bridge-1"
 
@@ -70,6 +70,14 @@ async def active(hermes: Hermes) -> int:
 async def ended_turns(hermes: Hermes, chat: str) -> int:
     turns = (await get(hermes, TURNS_PATH))["turns"]
     return sum(turn["chat_id"] == chat and turn["state"] == "ended" for turn in turns)
+
+
+async def make_cron_job(hermes: Hermes, body: dict[str, Any]) -> None:
+    """Over Hermes's API, so that the job comes from no chat."""
+    url = f"http://127.0.0.1:{hermes.api_port}/api/jobs"
+    headers = {"Authorization": f"Bearer {API_KEY}"}
+    async with hermes.http.post(url, json=body, headers=headers) as response:
+        assert response.status == 200, await response.text()
 
 
 def look_for_cron_jobs_every_second(home: Path) -> dict[str, Any]:

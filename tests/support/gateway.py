@@ -165,6 +165,7 @@ class Hermes:
         *,
         chat: str = "",
         message_id: str = "",
+        peer_id: str = "peer-1",
         attachments: tuple[Attachment, ...] = (),
         **more: Any,
     ) -> str:
@@ -172,7 +173,7 @@ class Hermes:
         message_id = message_id or f"m-{uuid.uuid4().hex}"
         inbound = Inbound(
             chat_id=chat or f"c-{uuid.uuid4().hex}",
-            peer_id="peer-1",
+            peer_id=peer_id,
             peer_name="A peer",
             message_id=message_id,
             callback_url=callbacks.url,
