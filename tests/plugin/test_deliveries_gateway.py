@@ -9,7 +9,16 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from molecule_hermes.wire import ATTACH_PATH, CANCEL_PATH, Delta, Final, Origin, Push
+from molecule_hermes.wire import (
+    ANSWER_PATH,
+    ATTACH_PATH,
+    CANCEL_PATH,
+    Clarify,
+    Delta,
+    Final,
+    Origin,
+    Push,
+)
 from tests.support.deliveries import (
     BRIDGE,
     active,
@@ -231,3 +240,34 @@ async def test_a_delivery_waits_for_the_next_bridge(
     for bridge, status in (("bridge-2", 200), (BRIDGE, 200), ("another", 403)):
         attach = {"message_id": push_id, "callback_url": callbacks.url, "bridge": bridge}
         assert (await hermes.post(ATTACH_PATH, {**attach, "after": 10**6}))[0] == status
+
+
+async def test_the_agent_can_ask_in_a_delivery(hermes: Hermes, callbacks: CallbackServer) -> None:
+    await take(hermes, callbacks)
+    chat = f"c-{uuid.uuid4().hex}"
+    asks = r"printf 'demo:%s=red|blue Which one?\n' ask"
+    await callbacks.final(await hermes.say(callbacks, background(asks), chat=chat))
+
+    def questions() -> list[Clarify]:
+        return [c.body for c in callbacks.taken if isinstance(c.body, Clarify)]
+
+    await callbacks.until(questions, 40)
+    (push_id,), (question,) = pushes(callbacks, chat), questions()
+    answer = {"message_id": push_id, "question_id": question.question_id, "answer": "blue"}
+    assert (await hermes.post(ANSWER_PATH, {**answer, "bridge": "another"}))[0] == 403
+    assert (await hermes.post(ANSWER_PATH, {**answer, "bridge": BRIDGE}))[0] == 200
+    final, _ = await callbacks.final(push_id)
+    assert "blue" in final.content
+    assert_each_is_whole(callbacks)
+
+
+async def test_an_agent_cannot_write_into_another_conversation(
+    hermes: Hermes, callbacks: CallbackServer
+) -> None:
+    await take(hermes, callbacks)
+    other = f"c-{uuid.uuid4().hex}"
+    await callbacks.final(await hermes.say(callbacks, "hello", chat=other))
+    asked = call("send_message", target=f"molecule_a2a:{other}", message="Pay me")
+    before = len(callbacks.taken)
+    await callbacks.final(await hermes.say(callbacks, asked))
+    assert not [c for c in callbacks.taken[before:] if c.chat_id == other]
