@@ -35,7 +35,7 @@ from molecule_hermes.plugin.hooks import Effect, Hooks
 from molecule_hermes.plugin.interim import interim_files
 from molecule_hermes.plugin.journal import Journals
 from molecule_hermes.plugin.kept_files import KeptFiles
-from molecule_hermes.plugin.late_output import LateOutput
+from molecule_hermes.plugin.late_output import LateOutput, is_status
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Outbox
 from molecule_hermes.plugin.profiles import ProfilesOffError, UnknownProfileError
@@ -112,7 +112,7 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
         self._sweeper.open()
         self._watch = AgentWatch(self.gateway_runner, self._dispatcher, self)
         self._watch.attach()
-        self._follow_late_output()
+        self.follow_late_output()
         self._outbox.open()
         self._hooks.attach(self)
         hermes_api.report_connected(self)
@@ -123,7 +123,7 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
         hermes_api.report_disconnected(self)
         self._hooks.detach(self)
         self._watch.detach()
-        self._leave_late_output()
+        self.leave_late_output()
         if self._folders is not None:
             self._folders.detach(self.gateway_runner)
         await self._dispatcher.close()
@@ -195,14 +195,14 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
         if turn.event is None:
             event = await asyncio.to_thread(self._event, turn, notes)
         else:
-            event = self._late_event(turn, notes, self._prompt(turn))
-        await self._pass_on(event)
+            event = self.late_event(turn, notes, self._prompt(turn))
+        await self.pass_on(event)
 
     async def stop(self, turn: Turn) -> None:
         hermes_api.clear_questions(turn.agent_key)
         # Only this command also kills the running tool; `cancel_session_processing` does not.
         event = MessageEvent("/stop", MessageType.COMMAND, self._source(turn))
-        await self._pass_on(event)
+        await self.pass_on(event)
 
     def release(self, turn: Turn) -> None:
         self._kept.leave(turn.chat_id)
@@ -232,7 +232,7 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
 
     def _source(self, turn: Turn) -> Any:
         if turn.event is not None:
-            return self._late_source(turn)
+            return self.late_source(turn)
         inbound = turn.inbound
         name = inbound.peer_name or inbound.peer_id
         source = self.build_source(
@@ -319,12 +319,12 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
     async def send(
         self, chat_id: str, content: str, reply_to: str | None = None, metadata: Any = None
     ) -> Any:
-        if (run := current_cron_run()) and not self._is_elsewhere():
-            return self._send_for_cron(run, chat_id, content)
+        if (run := current_cron_run()) and not self.is_elsewhere():
+            return self.send_for_cron(run, chat_id, content)
         current = current_message_id()
-        turn = self._owner(chat_id, current, reply_to)
-        if turn is None:
-            return self._without_turn(reply_to)
+        turn = self.owner(chat_id, current, reply_to)
+        if turn is None or (not current and is_status(content)):
+            return self.without_turn(reply_to)
         answer = self.shown(turn.answer or "")
         if reply_to != turn.message_id and not turn.continues(content, answer):
             self._dispatcher.remark(turn, content)
@@ -341,7 +341,7 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
     async def send_draft(
         self, chat_id: str, draft_id: int, content: str, metadata: Any = None
     ) -> Any:
-        if turn := self._owner(chat_id, current_message_id()):
+        if turn := self.owner(chat_id, current_message_id()):
             self._dispatcher.end_reasoning(turn)
             self._dispatcher.emit(turn, turn.draft(draft_id, content))
         return sent()
