@@ -20,6 +20,7 @@ from molecule_hermes.plugin.hermes_api import (
     current_platform,
     is_background_review,
 )
+from molecule_hermes.plugin.jobs import begun_job
 from molecule_hermes.plugin.reasoning import reasoning_in
 from molecule_hermes.plugin.settings import PLATFORM
 from molecule_hermes.plugin.spending import model_of, usage_of
@@ -266,9 +267,11 @@ def _tool_started(given: Mapping[str, Any]) -> Effect:
 
 
 def _tool_ended(given: Mapping[str, Any]) -> Effect:
-    tool = tool_calls.ended(given)
+    tool, job = tool_calls.ended(given), begun_job(given)
 
     def effect(dispatcher: Dispatcher, turn: Turn) -> None:
+        if job is not None:
+            dispatcher.deliveries.origins.started(*job, turn.inbound)
         shown = tool if turn.wants(_TOOL_DETAIL) else replace(tool, result="")
         dispatcher.emit(turn, turn.callback(shown))
         if tool.tool == _CLARIFY:
