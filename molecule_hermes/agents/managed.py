@@ -16,6 +16,7 @@ from pydantic import SecretStr
 
 from molecule_hermes.agents.connections import create_transport
 from molecule_hermes.config import AgentConfig, PeerConfig, Settings
+from molecule_hermes.confined_files import read_below
 from molecule_hermes.hermes.credentials import Credentials
 from molecule_hermes.hermes.fleet import WorkerKey
 from molecule_hermes.hermes.home import HermesHome, write_atomically
@@ -32,11 +33,12 @@ from molecule_hermes.plugin.handover import Handover
 from molecule_hermes.text import safe_name
 from molecule_hermes.turns.features import TransportName
 
-__all__ = ["ManagedWorkers", "Whose"]
+__all__ = ["ManagedWorkers", "Whose", "folder_name"]
 
 _HOST = "127.0.0.1"
 _RECORD = "worker.json"
 _PROCESS = "gateway.json"
+_MAX_JOBS = 4 * 2**20
 _SHAPING = ("model", "soul", "skills", "toolsets", "mcp_servers", "hermes_config")
 """What an agent's section says of its Hermes, besides its environment."""
 
@@ -126,6 +128,11 @@ class ManagedWorkers:
         running = (r for r in records if PidRecord(r.with_name(_PROCESS)).read() is not None)
         return [known.key for record in running if (known := _Record.read(record))]
 
+    def planned(self, settings: Settings) -> set[str]:
+        """The folders of the workers whose Hermes has to run for what its agent has planned."""
+        folders = (settings.state_dir.absolute() / "workers").glob("*@*/")
+        return {folder.name for folder in folders if _has_cron_jobs(folder / "home")}
+
     def _report(self, key: WorkerKey, line: str) -> None:
         self._say(f"  {key}: {line}")
 
@@ -199,6 +206,16 @@ class ManagedWorkers:
             files=home.files(),
             remove=PLANTED,
         )
+
+
+def _has_cron_jobs(home: Path) -> bool:
+    """The file is Hermes's (cron/jobs.py:858), and its tools can write anything into it."""
+    try:
+        stored = json.loads(read_below(home, "cron/jobs.json", _MAX_JOBS))
+        jobs = stored["jobs"] if isinstance(stored, dict) else stored
+        return any(job.get("enabled", True) for job in jobs)
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
+        return False
 
 
 def folder_name(key: WorkerKey) -> str:

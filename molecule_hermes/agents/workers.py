@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +12,7 @@ from typing import get_args
 
 from molecule_hermes.agents.connections import RemoteTransports, create_transport
 from molecule_hermes.agents.fleet_transport import FleetTransport
-from molecule_hermes.agents.managed import ManagedWorkers, Whose
+from molecule_hermes.agents.managed import ManagedWorkers, Whose, folder_name
 from molecule_hermes.config import (
     AgentConfig,
     Configuration,
@@ -35,6 +36,8 @@ from molecule_hermes.turns.features import TransportName
 from molecule_hermes.wire import MAIN_AGENT
 
 __all__ = ["MainHermes", "Workers"]
+
+logger = logging.getLogger(__name__)
 
 NOBODY = ""
 """No peer has this name where there are tokens."""
@@ -144,6 +147,19 @@ class Workers:
         """The workers that an earlier bridge has left running."""
         return [key for key in self._managed.kept(self._settings) if self._is_wanted(key)]
 
+    @property
+    def planned(self) -> list[WorkerKey]:
+        """The workers whose agents have cron jobs, which run only where Hermes runs. No more than
+        leave room for a peer that calls."""
+        folders = self._managed.planned(self._settings)
+        agents = {folder.partition("@")[0] for folder in folders} & {*self._configuration.agents}
+        keys = [WorkerKey(agent, peer) for agent in agents for peer in self._settings.peer_tokens]
+        found = [key for key in keys if folder_name(key) in folders and self._may_start(key)]
+        room = self._settings.max_workers - len(self.eager) - 1
+        if len(found) > room:
+            logger.warning("there is no room for all %d workers with cron jobs", len(found))
+        return found[: max(0, room)]
+
     def hasten(self) -> None:
         """Has workers killed instead of waited for, when they are stopped."""
         for worker in self.fleet.workers:
@@ -191,7 +207,7 @@ class Workers:
 
     def start_others(self) -> None:
         """Starts the workers that are to run at once, but for the first, in the background."""
-        for key in [*self.eager[1:], *self.kept]:
+        for key in dict.fromkeys([*self.eager[1:], *self.kept, *self.planned]):
             self.fleet.start_soon(key)
 
     async def _check(self, agent: str) -> None:
@@ -212,6 +228,11 @@ class Workers:
         withheld = withheld_toolsets(self._settings) if peer is None else ()
         model, soul = self._models[agent.name], self._souls[agent.name]
         return Whose(agent, peer, model, soul, withheld)
+
+    def _may_start(self, key: WorkerKey) -> bool:
+        return self._is_wanted(key) and self._configuration.peer(key.peer or "").may_reach(
+            key.agent
+        )
 
     def _is_wanted(self, key: WorkerKey) -> bool:
         try:

@@ -163,6 +163,20 @@ async def test_a_worker_in_which_something_lives_is_not_stopped(
             await until_state(stack, "main@ann", "stopped", "gone")
 
 
+async def test_a_worker_with_cron_jobs_runs_again_after_a_restart_without_being_called(
+    tmp_path: Path, model: RecordedModel
+) -> None:
+    made = deployment(tmp_path, "ann", "bob")
+    made.environ |= model_at(model.url)
+    made.write(_PEER)
+    async with up(made.environ) as stack, AsyncExitStack() as clients:
+        ann, bob = [await clients.enter_async_context(made.client(stack, n)) for n in made.tokens]
+        await asyncio.gather(ask(ann, _BUSY["a cron job"]), ask(bob, "hello"))
+    async with up(made.environ) as stack:
+        await until_state(stack, "main@ann", "ready")
+        assert await state_of(stack, "main@bob") == "gone"
+
+
 async def test_three_peers_share_the_room_for_one_worker(
     tmp_path: Path, model: RecordedModel
 ) -> None:
