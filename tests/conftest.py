@@ -22,8 +22,25 @@ from tests.support.postgres import Postgres, postgres
 _TESTS = Path(__file__).parent
 # Markers of tests that run only with the option of the same name.
 _ON_REQUEST = ("image", "clients")
-_LONGEST = ("deployment/test_image.py",)
-"""The files that take more than half a minute, the longest first."""
+_LONGEST = (
+    "e2e/test_workers.py",
+    "e2e/test_up.py",
+    "deployment/test_image.py",
+    "e2e/test_not_bound.py",
+    "e2e/test_full_chain.py",
+    "e2e/test_hostile_agent.py",
+    "e2e/test_isolation.py",
+    "clients/test_clients.py",
+    "e2e/test_models.py",
+    "e2e/test_message_options.py",
+    "e2e/test_faults.py",
+    "e2e/test_kept_worker.py",
+    "attacks/test_shared_memory.py",
+    "attacks/test_secrets.py",
+    "e2e/test_soak.py",
+    "e2e/test_truth.py",
+)
+"""The files with the most time in the real Hermes, the longest first."""
 
 # On a loaded machine the duration of an example says nothing.
 hypothesis_settings.register_profile(
