@@ -93,7 +93,7 @@ class Deliveries:
         self._wake(turn.chat_id)
 
     def deliver(
-        self, chat_id: str, text: str, cause: Cause, *, job: str = "", job_id: str = ""
+        self, chat_id: str, cause: Cause, text: str, *, job: str = "", job_id: str = ""
     ) -> None:
         """Delivers a text that is complete. Raises `NotDeliveredError` if it was dropped."""
         self.close(self.open(chat_id, cause, job=job, job_id=job_id), text)

@@ -16,6 +16,7 @@ from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.hermes_api import CronRun
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Outbox
+from molecule_hermes.plugin.receiver import Receiver
 from molecule_hermes.plugin.turn import Turn
 from molecule_hermes.wire import Attach, Check, File, Final, Inbound, Origin, Push
 from tests.plugin.test_dispatcher import FakeGateway
@@ -32,12 +33,16 @@ class Desk:
         self.ledger = Ledger(outbox.journals)
         self.dispatcher = Dispatcher(self.gateway, self.ledger, outbox, **bounds)
         self.deliveries = self.dispatcher.deliveries
+        self.now = 0.0
+        self.deliveries.receiver = Receiver(lambda: self.now)
 
     def take(self, url: str, bridge: str = "b") -> None:
         assert self.deliveries.check(Check(url, bridge=bridge, deliveries=True))
 
     def decline(self, url: str, bridge: str = "b") -> None:
+        """And is not about to take them."""
         assert not self.deliveries.check(Check(url, bridge=bridge))
+        self.now += 60
 
     def run(self, chat: str = "c", text: str = "[IMPORTANT: proc_1234 ended]") -> str:
         before = {journal.message_id for journal in self.ledger.journals}
@@ -97,7 +102,7 @@ async def test_a_complete_text_is_a_delivery_without_a_turn(
 ) -> None:
     desk.take(bridge.url)
     desk.deliveries.origins.started("j", "daily", Inbound("c", "p", "m", "", metadata=ORIGIN))
-    desk.deliveries.deliver("c", "Good morning", "handoff", job_id="j")
+    desk.deliveries.deliver("c", "handoff", "Good morning", job_id="j")
     await bridge.until(lambda: len(bridge.taken) == 2)
     push, final = bridge.taken
     assert push.body == Push(push.reply_to, "handoff", ORIGIN, "daily")
@@ -132,6 +137,16 @@ async def test_where_no_bridge_takes_deliveries_they_are_dropped_and_the_agent_i
     ]
     assert desk.notes() == []
     assert len(desk.ledger.journals) == 0
+
+
+async def test_a_result_that_comes_while_a_bridge_starts_is_not_dropped(
+    desk: Desk, bridge: CallbackServer
+) -> None:
+    desk.deliveries.check(Check(bridge.url, bridge="b"))  # it does not take any yet
+    push_id = desk.run()
+    desk.take(bridge.url)
+    desk.end(await desk.started())
+    await bridge.final(push_id)
 
 
 async def test_what_a_bridge_takes_no_longer_does_not_keep_the_worker_alive(desk: Desk) -> None:
