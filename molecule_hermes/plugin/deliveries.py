@@ -30,6 +30,7 @@ __all__ = ["Deliveries", "NotDeliveredError"]
 log = logging.getLogger(__name__)
 
 _DECLINED = "no bridge takes what the agent says after its turn"
+_NO_ROOM = "no bridge has got it, and there is no room to keep it"
 _TOO_MANY = "too many deliveries wait already"
 
 
@@ -63,6 +64,7 @@ class Deliveries:
         self.receiver = Receiver()
         outbox.on_refused = self._refused
         outbox.on_unknown = self._readdress
+        ledger.journals.on_lost = self._lost
 
     @property
     def waiting(self) -> int:
@@ -174,6 +176,10 @@ class Deliveries:
         self._tell(journal.chat_id, journal.label, problem.message)
         if turn := self._ledger.find(journal.message_id):
             self._stop(turn)
+
+    def _lost(self, journal: Journal) -> None:
+        if journal.delivery:
+            self._tell(journal.chat_id, journal.label, _NO_ROOM)
 
 
 def _is_unfinished(journal: Journal) -> bool:

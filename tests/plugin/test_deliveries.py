@@ -14,6 +14,7 @@ from molecule_hermes.plugin.cron_deliveries import CronDeliveries
 from molecule_hermes.plugin.deliveries import NotDeliveredError
 from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.hermes_api import CronRun
+from molecule_hermes.plugin.journal import Journals
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Outbox
 from molecule_hermes.plugin.receiver import Receiver
@@ -170,6 +171,18 @@ async def test_deliveries_are_bounded_per_chat_and_in_all(desk: Desk) -> None:
             "the result of 'background job': too many deliveries wait already"
         ]
     assert len(desk.ledger.journals) == 3
+
+
+async def test_a_delivery_that_is_lost_for_want_of_room_is_told_to_the_agent() -> None:
+    journals = Journals(max_bytes=3000)
+    async with Outbox(journals) as outbox:
+        desk = Desk(outbox)
+        desk.take(f"http://127.0.0.1:{free_port()}/a2a/reply")
+        desk.deliveries.deliver("c", "cron", "x" * 2000, job="first")
+        desk.deliveries.deliver("c", "cron", "y" * 2000, job="second")
+        why = "no bridge has got it, and there is no room to keep it"
+        assert desk.notes() == [f"the result of 'first': {why}"]
+        assert [journal.label for journal in journals] == ["second"]
 
 
 async def test_a_delivery_that_is_over_makes_room(desk: Desk, bridge: CallbackServer) -> None:
