@@ -248,6 +248,28 @@ async def test_an_acknowledged_push_stays_with_its_bridge_until_one_attaches(
     assert types(bridge, push_id) == ["final"]
 
 
+async def test_what_only_an_earlier_bridge_has_acknowledged_keeps_no_worker_alive(
+    desk: Desk, bridge: CallbackServer
+) -> None:
+    async with callback_server() as first:
+        desk.take(first.url, "first")
+        push_id = desk.run()
+        await first.until(lambda: types(first, push_id) == ["push"])
+        journal = desk.ledger.journals.find(push_id)
+        assert journal is not None
+        await until(lambda: journal.opened)
+    desk.end(await desk.started())
+    assert desk.dispatcher.active == 1, "that bridge may come back"
+    desk.take(bridge.url, "second")
+    assert desk.dispatcher.active == 0
+    # It can be attached to all the same.
+    bridge.refuse = [500]
+    desk.dispatcher.attach(Attach(push_id, bridge.url, 0, "first"))
+    assert desk.dispatcher.active == 1
+    await bridge.final(push_id)
+    await until(lambda: desk.dispatcher.active == 0)
+
+
 @pytest.mark.parametrize("status", [200, 400])
 async def test_a_refused_delivery_is_stopped_and_forgotten(
     desk: Desk, bridge: CallbackServer, status: int
