@@ -30,6 +30,7 @@ __all__ = ["Deliveries", "NotDeliveredError"]
 log = logging.getLogger(__name__)
 
 _DECLINED = "no bridge takes what the agent says after its turn"
+_NO_ROOM = "no bridge has got it, and there is no room to keep it"
 _TOO_MANY = "too many deliveries wait already"
 
 
@@ -63,13 +64,14 @@ class Deliveries:
         self.receiver = Receiver()
         outbox.on_refused = self._refused
         outbox.on_unknown = self._readdress
+        ledger.journals.on_lost = self._lost
 
     @property
     def waiting(self) -> int:
         """The deliveries whose turn is over and that a bridge is to get."""
         if self.receiver.declined:
             return 0
-        unfinished = filter(_is_unfinished, self._ledger.journals)
+        unfinished = filter(self._is_unfinished, self._ledger.journals)
         return sum(self._ledger.find(journal.message_id) is None for journal in unfinished)
 
     def check(self, check: Check) -> bool:
@@ -93,7 +95,7 @@ class Deliveries:
         self._wake(turn.chat_id)
 
     def deliver(
-        self, chat_id: str, text: str, cause: Cause, *, job: str = "", job_id: str = ""
+        self, chat_id: str, cause: Cause, text: str, *, job: str = "", job_id: str = ""
     ) -> None:
         """Delivers a text that is complete. Raises `NotDeliveredError` if it was dropped."""
         self.close(self.open(chat_id, cause, job=job, job_id=job_id), text)
@@ -150,7 +152,7 @@ class Deliveries:
             raise NotDeliveredError(reason)
 
     def _excess(self, chat_id: str) -> str:
-        unfinished = [j for j in self._ledger.journals if _is_unfinished(j)]
+        unfinished = list(filter(self._is_unfinished, self._ledger.journals))
         of_chat = sum(journal.chat_id == chat_id for journal in unfinished)
         full = len(unfinished) >= self._max_in_all or of_chat >= self._max_of_chat
         return _TOO_MANY if full else ""
@@ -175,13 +177,18 @@ class Deliveries:
         if turn := self._ledger.find(journal.message_id):
             self._stop(turn)
 
+    def _is_unfinished(self, journal: Journal) -> bool:
+        """Whether it is a delivery that a bridge is to get, or whose turn runs."""
+        if not journal.delivery or journal.acknowledged:
+            return False
+        if not journal.opened or not journal.ended:
+            return True
+        # A bridge before may have stored it and be gone for good: it waits, but for nobody known.
+        return journal.url == self.receiver.url != ""
 
-def _is_unfinished(journal: Journal) -> bool:
-    """Whether it is a delivery that a bridge is to get, or whose turn runs."""
-    if not journal.delivery or journal.acknowledged:
-        return False
-    # A bridge that has stored it and does not know it any longer will not ask for the rest.
-    return bool(journal.url) or not journal.opened or not journal.ended
+    def _lost(self, journal: Journal) -> None:
+        if journal.delivery:
+            self._tell(journal.chat_id, journal.label, _NO_ROOM)
 
 
 def _described(event: str) -> str:

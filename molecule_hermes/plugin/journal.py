@@ -247,6 +247,8 @@ class Journals:
         """Those whose end no bridge has acknowledged, the oldest first."""
         self._done: OrderedDict[str, Journal] = OrderedDict()
         self._bytes = 0
+        self.on_lost: Callable[[Journal], None] = lambda journal: None
+        """Called when there was no room for an end that no bridge has acknowledged."""
 
     def __len__(self) -> int:
         return len(self._open) + len(self._done)
@@ -335,6 +337,7 @@ class Journals:
             return False
         log.warning("forgot the end of message %s: there is no room for it", ended.message_id)
         self._forget(self._open, ended)
+        self.on_lost(ended)
         return True
 
     def _forget(self, journals: OrderedDict[str, Journal], journal: Journal) -> None:

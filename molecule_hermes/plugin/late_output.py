@@ -35,6 +35,7 @@ class LateOutput:
         return self._dispatcher.deliveries.receiver.takes
 
     def follow_late_output(self) -> None:
+        self.leave_late_output()
         self._cron = CronDeliveries(self._dispatcher.deliveries)
         loop = asyncio.get_running_loop()
         self._unfollow = hermes_api.follow_cron(self.gateway_runner, loop, self._cron_ended)

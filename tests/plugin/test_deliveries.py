@@ -14,8 +14,10 @@ from molecule_hermes.plugin.cron_deliveries import CronDeliveries
 from molecule_hermes.plugin.deliveries import NotDeliveredError
 from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.hermes_api import CronRun
+from molecule_hermes.plugin.journal import Journals
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Outbox
+from molecule_hermes.plugin.receiver import Receiver
 from molecule_hermes.plugin.turn import Turn
 from molecule_hermes.wire import Attach, Check, File, Final, Inbound, Origin, Push
 from tests.plugin.test_dispatcher import FakeGateway
@@ -32,12 +34,16 @@ class Desk:
         self.ledger = Ledger(outbox.journals)
         self.dispatcher = Dispatcher(self.gateway, self.ledger, outbox, **bounds)
         self.deliveries = self.dispatcher.deliveries
+        self.now = 0.0
+        self.deliveries.receiver = Receiver(lambda: self.now)
 
     def take(self, url: str, bridge: str = "b") -> None:
         assert self.deliveries.check(Check(url, bridge=bridge, deliveries=True))
 
     def decline(self, url: str, bridge: str = "b") -> None:
+        """And is not about to take them."""
         assert not self.deliveries.check(Check(url, bridge=bridge))
+        self.now += 60
 
     def run(self, chat: str = "c", text: str = "[IMPORTANT: proc_1234 ended]") -> str:
         before = {journal.message_id for journal in self.ledger.journals}
@@ -97,7 +103,7 @@ async def test_a_complete_text_is_a_delivery_without_a_turn(
 ) -> None:
     desk.take(bridge.url)
     desk.deliveries.origins.started("j", "daily", Inbound("c", "p", "m", "", metadata=ORIGIN))
-    desk.deliveries.deliver("c", "Good morning", "handoff", job_id="j")
+    desk.deliveries.deliver("c", "handoff", "Good morning", job_id="j")
     await bridge.until(lambda: len(bridge.taken) == 2)
     push, final = bridge.taken
     assert push.body == Push(push.reply_to, "handoff", ORIGIN, "daily")
@@ -134,6 +140,16 @@ async def test_where_no_bridge_takes_deliveries_they_are_dropped_and_the_agent_i
     assert len(desk.ledger.journals) == 0
 
 
+async def test_a_result_that_comes_while_a_bridge_starts_is_not_dropped(
+    desk: Desk, bridge: CallbackServer
+) -> None:
+    desk.deliveries.check(Check(bridge.url, bridge="b"))  # it does not take any yet
+    push_id = desk.run()
+    desk.take(bridge.url)
+    desk.end(await desk.started())
+    await bridge.final(push_id)
+
+
 async def test_what_a_bridge_takes_no_longer_does_not_keep_the_worker_alive(desk: Desk) -> None:
     away = f"http://127.0.0.1:{free_port()}/a2a/reply"
     desk.take(away)
@@ -155,6 +171,18 @@ async def test_deliveries_are_bounded_per_chat_and_in_all(desk: Desk) -> None:
             "the result of 'background job': too many deliveries wait already"
         ]
     assert len(desk.ledger.journals) == 3
+
+
+async def test_a_delivery_that_is_lost_for_want_of_room_is_told_to_the_agent() -> None:
+    journals = Journals(max_bytes=3000)
+    async with Outbox(journals) as outbox:
+        desk = Desk(outbox)
+        desk.take(f"http://127.0.0.1:{free_port()}/a2a/reply")
+        desk.deliveries.deliver("c", "cron", "x" * 2000, job="first")
+        desk.deliveries.deliver("c", "cron", "y" * 2000, job="second")
+        why = "no bridge has got it, and there is no room to keep it"
+        assert desk.notes() == [f"the result of 'first': {why}"]
+        assert [journal.label for journal in journals] == ["second"]
 
 
 async def test_a_delivery_that_is_over_makes_room(desk: Desk, bridge: CallbackServer) -> None:
@@ -218,6 +246,28 @@ async def test_an_acknowledged_push_stays_with_its_bridge_until_one_attaches(
     desk.dispatcher.attach(Attach(push_id, bridge.url, 0, "first"))
     await bridge.final(push_id)
     assert types(bridge, push_id) == ["final"]
+
+
+async def test_what_only_an_earlier_bridge_has_acknowledged_keeps_no_worker_alive(
+    desk: Desk, bridge: CallbackServer
+) -> None:
+    async with callback_server() as first:
+        desk.take(first.url, "first")
+        push_id = desk.run()
+        await first.until(lambda: types(first, push_id) == ["push"])
+        journal = desk.ledger.journals.find(push_id)
+        assert journal is not None
+        await until(lambda: journal.opened)
+    desk.end(await desk.started())
+    assert desk.dispatcher.active == 1, "that bridge may come back"
+    desk.take(bridge.url, "second")
+    assert desk.dispatcher.active == 0
+    # It can be attached to all the same.
+    bridge.refuse = [500]
+    desk.dispatcher.attach(Attach(push_id, bridge.url, 0, "first"))
+    assert desk.dispatcher.active == 1
+    await bridge.final(push_id)
+    await until(lambda: desk.dispatcher.active == 0)
 
 
 @pytest.mark.parametrize("status", [200, 400])

@@ -219,14 +219,17 @@ async def test_a_delivery_waits_for_the_next_bridge(
     chat = f"c-{uuid.uuid4().hex}"
     async with callback_server() as gone:
         await take(hermes, gone)
-        await gone.final(await hermes.say(gone, background("echo done"), chat=chat))
+        sign = hermes.work / chat
+        command = f"until [ -e {sign} ]; do sleep 0.1; done; echo done"
+        await gone.final(await hermes.say(gone, background(command), chat=chat))
+    sign.touch()
 
-        async def waits() -> bool:
-            return await ended_turns(hermes, chat) == 2
+    async def waits() -> bool:
+        return await ended_turns(hermes, chat) == 2
 
-        await until(waits, 40)
-        # Its turn is over, and it keeps the worker alive.
-        assert await active(hermes) == 1
+    await until(waits, 40)
+    # Its turn is over, and it keeps the worker alive.
+    assert await active(hermes) == 1
     await take(hermes, callbacks, "bridge-2")
     push_id = await delivery(callbacks, chat)
     assert _reports("done", callbacks.finals(push_id)[0].content)

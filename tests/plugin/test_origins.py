@@ -155,10 +155,19 @@ def test_the_last_bridge_that_says_so_takes_deliveries() -> None:
     ids=["the same bridge", "the same address"],
 )
 def test_a_bridge_takes_back_that_it_takes_deliveries(again: Check) -> None:
-    receiver = Receiver()
+    now = 0.0
+    receiver = Receiver(lambda: now)
     receiver.hear(check())
     assert not receiver.hear(again)
+    # It may be a bridge that is about to take them.
+    assert (receiver.takes, receiver.declined) == (False, False)
+    now = 59.0
+    receiver.hear(again)
+    assert not receiver.declined
+    now = 60.0
     assert (receiver.takes, receiver.declined) == (False, True)
+    receiver.hear(check())
+    assert (receiver.takes, receiver.declined) == (True, False)
 
 
 def test_a_bridge_does_not_take_it_back_for_another() -> None:

@@ -185,6 +185,8 @@ class Hermes:
         expected: dict[str, Any] = {"ok": True}
         if inbound.toolsets is not None:
             expected["toolsets"] = True
+        if inbound.profile:
+            expected["profile"] = inbound.profile
         assert (status, body.pop("instance", "") != "", body) == (202, True, expected)
         return message_id
 

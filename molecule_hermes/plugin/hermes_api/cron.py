@@ -60,7 +60,7 @@ def follow_cron(
 
     @functools.wraps(deliver)
     def _deliver_result(job: Any, content: str, adapters: Any = None, loop: Any = None) -> Any:
-        run = _run_of(job)
+        run = _RUN.get() or _run_of(job)
         token = _RUN.set(run)
         try:
             if adapters is None:
