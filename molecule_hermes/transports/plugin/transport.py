@@ -24,9 +24,11 @@ from molecule_hermes.transports.base import (
     NotSentError,
     QuestionGoneError,
 )
+from molecule_hermes.transports.deliveries import Receiver
 from molecule_hermes.transports.plugin.callback_server import ReplyServer
 from molecule_hermes.transports.plugin.client import CONNECTIONS, PluginClient
 from molecule_hermes.transports.plugin.messages import inbound_of
+from molecule_hermes.transports.plugin.openings import Openings
 from molecule_hermes.transports.plugin.replies import Replies, Reply
 from molecule_hermes.transports.plugin.served import Served
 from molecule_hermes.transports.plugin.signs import SignsOfLife
@@ -83,12 +85,14 @@ class PluginTransport:
         attach_for: float = 30.0,
         silent_for: float = 60.0,
         watch_every: float = 0.5,
+        tell_every: float = 2.0,
         backoff: Backoff = BACKOFF,
         profile: str = "",
     ) -> None:
         """With `patient`, turns wait for a Hermes that is not there: it is being restarted.
         `attach_for` is how long a turn of an earlier bridge waits for Hermes, in seconds, and
         `silent_for` how long Hermes may show no sign of life before its turns are given up.
+        `tell_every` is how soon a Hermes that was restarted knows whether deliveries are taken.
         `profile` is the profile of Hermes that `check` asks for."""
         self._client = PluginClient(base_url, secret)
         self._name = secrets.token_urlsafe(16)
@@ -96,13 +100,25 @@ class PluginTransport:
         self._names: dict[str, str] = {}
         """The names under which an earlier bridge sent messages that this one has attached to."""
         self._replies = Replies()
-        self._server = ReplyServer(self._replies, callback_host, callback_port, secret)
+        self._openings = Openings(self._replies, lambda: self._place_of(self._name))
+        self._server = ReplyServer(
+            self._replies, callback_host, callback_port, secret, openings=self._openings
+        )
         self._patient = patient
         self._attach_for = attach_for
         self._silent_for = silent_for
         self._watch_every = watch_every
         self._profile = profile
-        self._served = Served(self._client, lambda: self._server.url)
+        self._served = Served(
+            self._client,
+            lambda: self._server.url,
+            bridge=self._name,
+            deliveries=lambda: self._openings.wanted,
+        )
+        self._tell_every = tell_every
+        self._telling = asyncio.Event()
+        """Set while deliveries may have to be agreed on with the plugin."""
+        self._teller: asyncio.Task[None] | None = None
         self._backoff = backoff
         self._accepted: dict[str, str] = {}
         """The plugin instance that accepted each message."""
@@ -127,14 +143,16 @@ class PluginTransport:
         await self._server.__aenter__()
         await self._client.__aenter__()
         self._watcher = asyncio.create_task(self._watch(), name="plugin-watcher")
+        self._teller = asyncio.create_task(self._tell(), name="plugin-teller")
         return self
 
     async def __aexit__(self, *error: object) -> None:
         self._replies.end_all(Draining())
-        if self._watcher is not None:
-            self._watcher.cancel()
+        for task in filter(None, (self._watcher, self._teller)):
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._watcher
+                await task
+        await self._openings.aclose()
         await self._server.__aexit__(*error)
         await self._client.__aexit__(*error)
 
@@ -167,12 +185,21 @@ class PluginTransport:
             await asyncio.wait({sender})
 
     def place(self, turn: Turn) -> Place:
-        instance = self._accepted.get(turn.message_id) or self._client.instance
-        return Place(self._client.base_url, instance, self._name_for(turn))
+        return self._place_of(self._name_for(turn), self._accepted.get(turn.message_id, ""))
+
+    def _place_of(self, bridge: str, instance: str = "") -> Place:
+        return Place(self._client.base_url, instance or self._client.instance, bridge)
+
+    def take_deliveries(self, receiver: Receiver) -> None:
+        self._openings.receiver = receiver
+        self._telling.set()
 
     async def attach(self, turn: Turn, place: Place) -> Attached:
         if place.address != self._client.base_url:
             raise Interrupted("the turn ran in another Hermes before the agent was restarted")
+        if opened := self._openings.pop(turn.message_id):
+            self._accepted[turn.message_id] = place.instance
+            return Attached(self._follow(turn, opened))
         self._names[turn.message_id] = place.bridge
         reply = self._replies.register(turn.message_id, place.seq, turn.agent)
         try:
@@ -357,6 +384,14 @@ class PluginTransport:
                 return (await self._client.post(CANCEL_PATH, cancel))[0] == 200
         except (aiohttp.ClientError, TimeoutError, TurnFailure):
             return False
+
+    async def _tell(self) -> None:
+        """Agrees with each run of Hermes on deliveries, also while there is no turn."""
+        await self._telling.wait()
+        while True:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, TurnFailure):
+                await self._served.tell(self._profile)
+            await asyncio.sleep(self._tell_every)
 
     async def _watch(self) -> None:
         """Ends the turns of a Hermes that died, within seconds.
