@@ -134,9 +134,7 @@ class Deliveries:
             raise BadRequest("there is no such conversation", hint="its last task may be deleted")
         caller = Caller.from_scope(found.owner)
         if caller.agent != agent or (peer is not None and caller.peer != peer):
-            logger.warning(
-                "agent %s sent a delivery into a conversation that is not its own", agent
-            )
+            logger.warning("agent %s spoke into a conversation of another", agent)
             raise Forbidden("the conversation is not one of this agent and peer")
         task_id = str(uuid.uuid5(_IDS, f"{found.owner}\n{opening.push_id}"))
         call = ServerCallContext(user=caller)

@@ -1,4 +1,4 @@
-"""Deliveries that Hermes opens: each is received once, and has its reply before it is acknowledged."""
+"""Deliveries that Hermes opens: each is received once, and acknowledged when it has its reply."""
 
 from __future__ import annotations
 
