@@ -75,23 +75,26 @@ class Deliveries:
         webhooks: PushSender,
         *,
         allows: Callable[[str, str | None], bool] = lambda agent, peer: True,
+        shares: Callable[[str, str], bool] = lambda agent, other: False,
         limits: DeliveryLimits = DeliveryLimits(),  # noqa: B008 - it cannot be changed
         quota: StorageQuota | None = None,
         turn_timeout: float = 600.0,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`allows` says whether an agent may speak unasked to a peer, or to anyone (None)."""
+        """`allows` says whether an agent may speak unasked to a peer, or to anyone (None), and
+        `shares` whether two agents are the same Hermes, which tells one of them about both."""
         self._tasks = tasks
         self._executor_of = executor_of
         self._webhooks = webhooks
         self.allows = allows
         """Can be replaced."""
+        self._shares = shares
         self._quota = quota
         self._turn_timeout = turn_timeout
         self._metrics = metrics or Metrics()
         self._bounds = _Bounds(limits, clock)
-        self._closed = False
+        self._open = False
 
     @property
     def unfinished(self) -> int:
@@ -110,30 +113,33 @@ class Deliveries:
     def task_ended(self, log: TaskLog) -> None:
         self._bounds.remove(log.owner, log.task.id)
 
+    def open(self) -> None:
+        """Takes them from now on: those of an earlier bridge are being followed, or have ended."""
+        self._open = True
+
     def close(self) -> None:
         """Takes no more; Hermes keeps them for the next bridge."""
-        self._closed = True
+        self._open = False
 
     async def receive(self, opening: Opening, agent: str, peer: str | None) -> Received:
         """For a Hermes of the agent that serves all of its peers (None), or one. Raises a
         `TurnFailure`, as `transports.deliveries.Receiver` says."""
-        if self._closed:
+        if not self._open:
             raise Draining()
         try:
-            received = await self._receive(opening, agent, peer)
+            return await self._receive(opening, agent, peer)
         except TurnFailure as failure:
             self._metrics.delivery_refused(agent, failure.kind)
             raise
-        if received == "new":
-            self._metrics.delivery_received(agent, opening.cause)
-        return received
 
     async def _receive(self, opening: Opening, agent: str, peer: str | None) -> Received:
         found = await self._tasks.conversation(opening.conversation)
         if found is None:
             raise BadRequest("there is no such conversation", hint="its last task may be deleted")
         caller = Caller.from_scope(found.owner)
-        if caller.agent != agent or (peer is not None and caller.peer != peer):
+        others = caller.agent != agent
+        foreign = others and not self._shares(caller.agent, agent)
+        if foreign or (peer is not None and caller.peer != peer):
             logger.warning("agent %s spoke into a conversation of another", agent)
             raise Forbidden("the conversation is not one of this agent and peer")
         task_id = str(uuid.uuid5(_IDS, f"{found.owner}\n{opening.push_id}"))
@@ -150,7 +156,9 @@ class Deliveries:
         except BaseException:
             self._bounds.give_back(caller.user_name, task_id)
             raise
-        return "new"
+        self._metrics.delivery_received(caller.agent, opening.cause)
+        # The transport of the other agent follows it, and gets all that comes after the opening.
+        return "known" if others else "new"
 
     def _admit(self, caller: Caller) -> Resumes:
         """Raises the `TurnFailure` that says why the delivery is not taken."""

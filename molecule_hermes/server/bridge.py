@@ -126,8 +126,9 @@ class Bridge:
         self._handler = RoutingRequestHandler(self.roster, tasks, Routes(self._configuration))
         self._apply(self._settings, self._configuration)
         recovery = Recovery(tasks, self.roster.executor_of, push)
-        await recovery.take_over(store.unfinished)
         self._take_deliveries()
+        await recovery.take_over(store.unfinished)
+        self._deliveries.open()
         self.health.add("turns", recovery.check)
         self._watch(tasks, push)
         await stack.enter_async_context(self._create_server(listener))
@@ -223,6 +224,7 @@ class Bridge:
                 settings.max_deliveries_of_peer,
                 settings.max_deliveries_per_hour,
             ),
+            shares=self._share_hermes,
             quota=self._create_quota(store),
             turn_timeout=settings.turn_timeout,
             metrics=self.metrics,
@@ -233,9 +235,16 @@ class Bridge:
         push.channels["webhook"] = self._peer_webhooks
 
     def _take_deliveries(self) -> None:
-        """From now on: the deliveries of the bridge before are being followed, or have ended."""
+        """No Hermes may hear that deliveries are refused while the bridge starts."""
         for name, agent in self.roster.agents.items():
             agent.transport.take_deliveries(self._deliveries.of_agent(name))
+
+    def _share_hermes(self, name: str, other: str) -> bool:
+        """Whether two agents are profiles of one Hermes."""
+        agents = self.roster.agents
+        found = [agents[each].config.hermes for each in (name, other) if each in agents]
+        urls = [hermes.plugin for hermes in found if hermes is not None]
+        return len(urls) == 2 and bool(urls[0]) and urls[0] == urls[1]
 
     def _create_quota(self, store: OpenStore) -> StorageQuota:
         settings = self._settings
