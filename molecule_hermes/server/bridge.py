@@ -24,7 +24,7 @@ from molecule_hermes.errors import StartError
 from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.net.ports import bind, socket_family
 from molecule_hermes.net.urls import base_url
-from molecule_hermes.protocol.channels import WebhookChannel
+from molecule_hermes.protocol.channels import Channel, WebhookChannel
 from molecule_hermes.protocol.deliveries import Deliveries, DeliveryLimits
 from molecule_hermes.protocol.recovery import Recovery
 from molecule_hermes.protocol.task_log import TaskLog
@@ -92,6 +92,9 @@ class Bridge:
         self._peer_tokens = PeerTokens(self._settings.peer_tokens)
         self._scheduler = create_scheduler(self._settings)
         self._peer_webhooks = WebhookChannel()
+        self.channels: dict[str, Channel] = {"webhook": self._peer_webhooks}
+        """How deliveries reach peers besides the webhooks that these register. Those that are added
+        before the bridge opens also get what an earlier bridge could not tell."""
         self._reloading = asyncio.Lock()
         self._stack = contextlib.AsyncExitStack()
 
@@ -232,7 +235,7 @@ class Bridge:
         self._deliveries.recall(store.unfinished)
         self._feed = DeliveryFeed(tasks)
         tasks.delivery_changed = self._feed.changed
-        push.channels["webhook"] = self._peer_webhooks
+        push.channels = self.channels
 
     def _take_deliveries(self) -> None:
         """No Hermes may hear that deliveries are refused while the bridge starts."""
