@@ -209,6 +209,27 @@ async def test_deliveries_survive_a_bridge_that_is_killed_again_and_again(
             await agree(environ, stack, client, hook, jobs)
 
 
+async def test_a_peer_with_a_hermes_of_its_own_gets_its_own_deliveries_only(
+    environ: dict[str, str],
+) -> None:
+    tokens = {name: f"{name}-token-0123456789" for name in ("ann", "bob")}
+    given = ",".join(f"{name}:{token}" for name, token in tokens.items())
+    environ |= {"MOLECULE_HERMES_PEER_TOKENS": given, "MOLECULE_HERMES_KEEP_WORKER": "false"}
+    async with (
+        webhook() as hook,
+        up(environ) as stack,
+        peer(stack.url, token=tokens["ann"]) as ann,
+        peer(stack.url, token=tokens["bob"]) as bob,
+    ):
+        turns = await asyncio.gather(
+            *(start_job(client, name, 1, hook, "ctx") for name, client in (("a", ann), ("b", bob)))
+        )
+        for name, client, turn in (("a", ann, turns[0]), ("b", bob, turns[1])):
+            (task,) = await deliveries(client, 1)
+            assert f"said-{name}" in artifact_text(task)
+            assert list(task.metadata["referenceTaskIds"]) == [turn.task_id]
+
+
 async def test_with_deliveries_off_the_agent_is_told_so(environ: dict[str, str]) -> None:
     environ["MOLECULE_HERMES_DELIVERIES"] = "off"
     async with (
