@@ -9,7 +9,7 @@ from molecule_hermes.config import AgentConfig, Configuration, PeerConfig, Setti
 from molecule_hermes.protocol.policy import Policy
 from molecule_hermes.wire import MAIN_AGENT
 
-__all__ = ["policies", "policy_of", "settings_of"]
+__all__ = ["delivery_policy", "policies", "policy_of", "settings_of"]
 
 
 def settings_of(agent: AgentConfig, settings: Settings) -> Settings:
@@ -20,6 +20,7 @@ def settings_of(agent: AgentConfig, settings: Settings) -> Settings:
         "system_prompt": agent.system_prompt,
         "models": agent.models,
         "approvals": agent.approvals,
+        "deliveries": None if agent.deliveries is None else agent.deliveries == "allow",
     }
     return settings.model_copy(update={k: v for k, v in own.items() if v is not None})
 
@@ -36,6 +37,20 @@ def policy_of(agent: AgentConfig, peer: PeerConfig, settings: Settings) -> Polic
         toolsets=peer.toolsets,
         profile=agent.hermes.profile if agent.hermes is not None else "",
     )
+
+
+def delivery_policy(
+    configuration: Configuration, settings: Settings
+) -> Callable[[str, str | None], bool]:
+    """Whether an agent may speak to a peer unasked, or to anyone (None)."""
+
+    def allows(agent: str, peer: str | None) -> bool:
+        config = configuration.agents.get(agent)
+        if config is None or not settings_of(config, settings).deliveries:
+            return False
+        return peer is None or configuration.peer(peer).deliveries != "deny"
+
+    return allows
 
 
 def policies(

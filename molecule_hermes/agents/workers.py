@@ -32,6 +32,7 @@ from molecule_hermes.hermes.worker_folders import WorkerFolders
 from molecule_hermes.plugin.handover import Handover
 from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.transports.base import Transport
+from molecule_hermes.transports.deliveries import Receiver
 from molecule_hermes.turns.features import TransportName
 from molecule_hermes.wire import MAIN_AGENT
 
@@ -82,6 +83,8 @@ class Workers:
         self._known = configuration
         """Also has the agents that are no longer configured, but have turns."""
         self._environ = environ
+        self._receivers: dict[str, Receiver] = {}
+        """Of the agents' deliveries."""
         self._main = main
         self._transport: TransportName = transport
         self._say = say
@@ -113,7 +116,14 @@ class Workers:
             self._transport,
             check=partial(self._check, name),
             on_close=partial(self._closed, name),
+            on_receiver=partial(self._take_deliveries, name),
         )
+
+    def _take_deliveries(self, agent: str, receiver: Receiver) -> None:
+        self._receivers[agent] = receiver
+        for key, worker in self.fleet.seated:
+            if key.agent == agent:
+                worker.transport.take_deliveries(receiver.of_peer(key.peer))
 
     def _closed(self, agent: str) -> None:
         if agent not in self._configuration.agents:
@@ -242,6 +252,12 @@ class Workers:
         return True
 
     def _make(self, key: WorkerKey) -> Worker:
+        worker = self._make_worker(key)
+        if receiver := self._receivers.get(key.agent):
+            worker.transport.take_deliveries(receiver.of_peer(key.peer))
+        return worker
+
+    def _make_worker(self, key: WorkerKey) -> Worker:
         whose = self._origin(key)
         if key == WorkerKey(MAIN_AGENT) and uses_main_hermes(self._settings, self._known):
             return self._make_main(whose)

@@ -8,6 +8,7 @@ from molecule_hermes.config.agents import (
     PeerConfig,
     RemoteHermes,
     RouteConfig,
+    Webhook,
     isolation_of,
     uses_main_hermes,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "RemoteHermes",
     "RouteConfig",
     "Settings",
+    "Webhook",
     "isolation_of",
     "load_configuration",
     "secret_variables",

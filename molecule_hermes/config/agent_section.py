@@ -8,7 +8,14 @@ from urllib.parse import urlsplit
 
 from molecule_hermes.config.agents import AgentConfig, RemoteHermes
 from molecule_hermes.config.named_files import NamedFiles
-from molecule_hermes.config.policies import MODEL, approvals, limits, model_names, toolsets
+from molecule_hermes.config.policies import (
+    MODEL,
+    approvals,
+    deliveries,
+    limits,
+    model_names,
+    toolsets,
+)
 from molecule_hermes.config.values import Value
 from molecule_hermes.net.urls import http_url
 from molecule_hermes.wire import MAX_SYSTEM_PROMPT
@@ -147,6 +154,7 @@ _READERS: Mapping[str, _Reader] = {
     "hermes_config": lambda value, _: _hermes_config(value),
     "env_file": lambda value, files: files.variables(value),
     "approvals": lambda value, _: approvals(value),
+    "deliveries": lambda value, _: deliveries(value),
     "limits": lambda value, _: limits(value),
     "hermes": _remote,
 }

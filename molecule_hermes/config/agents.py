@@ -26,6 +26,7 @@ __all__ = [
     "PeerConfig",
     "RemoteHermes",
     "RouteConfig",
+    "Webhook",
     "isolation_of",
     "uses_main_hermes",
 ]
@@ -79,6 +80,7 @@ class AgentConfig:
     env: Mapping[str, SecretStr] = field(default_factory=dict, repr=False)
     """Variables for Hermes, such as the keys of model providers."""
     approvals: Literal["ask", "deny"] | None = None
+    deliveries: Literal["allow", "deny"] | None = None
     limits: Limits = Limits()
     hermes: RemoteHermes | None = None
 
@@ -102,6 +104,16 @@ class RouteConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Webhook:
+    url: str
+    token: SecretStr | None = None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {"Authorization": f"Bearer {self.token.get_secret_value()}"} if self.token else {}
+
+
+@dataclass(frozen=True, slots=True)
 class PeerConfig:
     name: str
     token: SecretStr | None = None
@@ -110,7 +122,10 @@ class PeerConfig:
     toolsets: tuple[str, ...] | None = None
     models: tuple[str, ...] | None = None
     approvals: Literal["ask", "deny"] | None = None
+    deliveries: Literal["allow", "deny"] | None = None
     limits: Limits = Limits()
+    webhook: Webhook | None = None
+    """Where the peer's deliveries are posted."""
     source: str = field(default="", compare=False)
     """The file and the line; empty for a peer that only the environment names."""
 

@@ -186,6 +186,10 @@ class Fleet(Generic[W]):
     def workers(self) -> list[W]:
         return [seat.worker for seat in self._seats.values()]
 
+    @property
+    def seated(self) -> list[tuple[WorkerKey, W]]:
+        return [(seat.key, seat.worker) for seat in self._seats.values()]
+
     def worker(self, key: WorkerKey) -> W:
         """The worker of the key, which may not run."""
         return self._seat(key).worker

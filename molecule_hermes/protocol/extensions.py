@@ -11,6 +11,7 @@ from molecule_hermes.turns.features import Feature
 from molecule_hermes.turns.model import REASONING, TOOL_DETAIL
 
 __all__ = [
+    "DELIVERIES",
     "QUESTIONS",
     "REASONING_URI",
     "STRUCTURED_OUTPUT",
@@ -20,11 +21,10 @@ __all__ = [
     "requested",
 ]
 
-__all__ = ["QUESTIONS", "STRUCTURED_OUTPUT", "TURN_METADATA", "extensions"]
-
 # The URIs are names, not addresses. The number changes with an incompatible change.
 TURN_METADATA = "urn:molecule-hermes:a2a:turn-metadata:1"
 QUESTIONS = "urn:molecule-hermes:a2a:questions:1"
+DELIVERIES = "urn:molecule-hermes:a2a:deliveries:1"
 STRUCTURED_OUTPUT = "urn:molecule-hermes:a2a:structured-output:1"
 """Also the name in a message's metadata under which its schema stands."""
 REASONING_URI = "urn:molecule-hermes:a2a:reasoning:1"
@@ -64,6 +64,11 @@ def extensions(features: Collection[Feature], models: Sequence[str] = ()) -> lis
         declared[QUESTIONS] = (
             "The open questions of an INPUT_REQUIRED task, with choices and expiry, and answers "
             "that name their question, as a JSON Schema."
+        )
+    if Feature.DELIVERIES in features:
+        declared[DELIVERIES] = (
+            "Tasks that the agent begins itself, in a context of its peer: metadata "
+            '{"initiatedBy": "agent", "cause"}; GET /deliveries streams them as server-sent events.'
         )
     declared |= {
         uri: each.description for uri, each in _ON_REQUEST.items() if each.feature in features

@@ -20,6 +20,7 @@ from molecule_hermes.config import (
     PeerConfig,
     RouteConfig,
     Settings,
+    Webhook,
     isolation_of,
     load_configuration,
     uses_main_hermes,
@@ -151,6 +152,23 @@ def test_everything_in_the_file_is_in_the_configuration(folder: Path) -> None:
     assert found.warnings == ()
 
 
+def test_a_peers_webhook_is_a_url_or_has_a_token(folder: Path) -> None:
+    text = """
+agents: {main: {deliveries: allow}}
+peers:
+  ann: {token_file: secret, webhook: "http://127.0.0.1:9000/hook?key=1", deliveries: deny}
+  bob: {token_file: other-secret, webhook: {url: "https://bob.example/hook", token_file: secret}}
+"""
+    found = load(folder, text)
+    assert found.agents["main"].deliveries == "allow"
+    assert found.peers["ann"].webhook == Webhook("http://127.0.0.1:9000/hook?key=1")
+    assert found.peers["ann"].deliveries == "deny"
+    hook = found.peers["bob"].webhook
+    assert hook is not None
+    assert hook.headers == {"Authorization": f"Bearer {TOKEN}"}
+    assert TOKEN not in repr(found)
+
+
 def test_without_a_file_there_is_one_agent() -> None:
     found = load_configuration(Settings.from_env({}))
     assert found == Configuration()
@@ -200,6 +218,19 @@ REFUSED = [
         "agents:\n  main:\n    approvals: maybe\n",
         "FILE:3: agents.main.approvals='maybe' is not valid: it takes ask or deny",
     ),
+    (
+        "agents:\n  main:\n    deliveries: off\n",
+        "FILE:3: agents.main.deliveries='off' is not valid: it takes allow or deny",
+    ),
+    # Webhooks of peers.
+    (
+        "peers:\n  ann:\n    webhook: ftp://host/secret",
+        "FILE:3: peers.ann.webhook=(not shown) is not valid: it takes a URL",
+    ),
+    ("peers: {ann: {webhook: 'https://user:secret@host/'}}", "peers.ann.webhook=(not shown)"),
+    ("peers: {ann: {webhook: {token_file: secret}}}", "FILE:1: peers.ann.webhook needs a url"),
+    ("peers: {ann: {webhook: {url: 'http://[::1', token_file: secret}}}", "webhook.url"),
+    ("peers: {ann: {webhook: 7}}", "peers.ann.webhook=7 is not valid: it takes a mapping with"),
     # Names.
     (
         "agents: {Main: {}}",

@@ -6,14 +6,26 @@ import asyncio
 import hmac
 import secrets
 from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Self
 
 from aiohttp import web
 
 from molecule_hermes.net.ports import cannot_listen
 from molecule_hermes.net.urls import base_url
-from molecule_hermes.transports.plugin.replies import Replies
-from molecule_hermes.wire import MAX_BODY_BYTES, REPLY_PATH, SECRET_HEADER, Callback, WireError
+from molecule_hermes.transports.plugin.openings import Later, Openings, Refused
+from molecule_hermes.transports.plugin.replies import Outcome, Replies
+from molecule_hermes.turns.model import Place
+from molecule_hermes.wire import (
+    MAX_BODY_BYTES,
+    REPLY_PATH,
+    SECRET_HEADER,
+    Callback,
+    Problem,
+    Push,
+    WireError,
+)
 
 __all__ = ["ReplyServer"]
 
@@ -33,8 +45,11 @@ class ReplyServer:
         secret: str = "",
         *,
         max_body: int = MAX_BODY_BYTES,
+        openings: Openings | None = None,
     ) -> None:
+        """Without `openings`, deliveries are refused."""
         self._replies = replies
+        self._openings = openings or Openings(replies, Place)
         self._host = host
         self._port = port
         self._secret = secret.encode()
@@ -101,16 +116,63 @@ class ReplyServer:
         if request.query.get(_TO, self._name) != self._name:
             ids = dict.fromkeys(callback.reply_to for callback in callbacks)
             return web.json_response({"ok": True, "stale": True, "unknown": list(ids)})
-        outcomes = {self._replies.take(callback) for callback in callbacks}
+        taken = _Taken()
+        for callback in callbacks:
+            await self._take(callback, taken)
+        if taken.later:
+            return _refused(503, taken.later)
+        return web.json_response(self._answer(callbacks, taken))
+
+    async def _take(self, callback: Callback, taken: _Taken) -> None:
+        name, body = callback.reply_to, callback.body
+        if name in taken.refused:
+            return
+        if not isinstance(body, Push):
+            taken.outcomes.add(self._replies.take(callback))
+            return
+        if not body.push_id:  # of an older plugin: there is no turn that it belongs to
+            taken.outcomes.add("taken")
+            return
+        if body.push_id != name:
+            problem = Problem("bad_request", "a push must be sent under its own push_id")
+            taken.refused[name] = problem
+            return
+        match await self._openings.open(callback, body):
+            case Refused(problem):
+                taken.refused[name] = problem
+            case Later(reason):
+                taken.later = reason
+            case "new":
+                taken.outcomes.add("taken")
+            case "duplicate":
+                self._replies.take(callback)  # an attached turn counts it
+                taken.outcomes.add("duplicate")
+
+    def _answer(self, callbacks: Sequence[Callback], taken: _Taken) -> dict[str, object]:
         answer: dict[str, object] = {"ok": True}
-        if len(outcomes) == 1:
-            (outcome,) = outcomes
+        if len(taken.outcomes) == 1:
+            (outcome,) = taken.outcomes
             answer |= {} if outcome == "taken" else {outcome: True}
-        if "stale" in outcomes:
+        if taken.refused:
+            answer["refused"] = {name: each.to_json() for name, each in taken.refused.items()}
+        if "stale" in taken.outcomes:
             # The plugin keeps what this bridge does not know, until one attaches.
             ids = dict.fromkeys(callback.reply_to for callback in callbacks)
-            answer["unknown"] = [name for name in ids if not self._replies.knows(name)]
-        return web.json_response(answer)
+            answer["unknown"] = [
+                name for name in ids if name not in taken.refused and not self._replies.knows(name)
+            ]
+        return answer
+
+
+@dataclass(slots=True)
+class _Taken:
+    """What became of a request's callbacks."""
+
+    outcomes: set[Outcome] = field(default_factory=set)
+    refused: dict[str, Problem] = field(default_factory=dict)
+    """By push_id."""
+    later: str = ""
+    """Why the request is to come again."""
 
 
 def _refused(status: int, message: str) -> web.Response:
