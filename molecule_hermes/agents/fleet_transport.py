@@ -13,7 +13,8 @@ from contextlib import aclosing
 from typing import Any, Self
 
 from molecule_hermes.errors import Interrupted
-from molecule_hermes.hermes.fleet import Fleet, Lease, WorkerKey
+from molecule_hermes.hermes.fleet import Fleet, Lease
+from molecule_hermes.hermes.seat import WorkerKey
 from molecule_hermes.hermes.worker import Worker
 from molecule_hermes.transports.base import Attached, QuestionGoneError
 from molecule_hermes.transports.deliveries import Receiver
