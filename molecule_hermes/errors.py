@@ -17,6 +17,7 @@ BridgeError
     ├── BadRequest        the message cannot be passed on
     ├── EmptyReply        the model answered nothing
     ├── Interrupted       Hermes or the bridge died under the turn
+    ├── Forbidden         a policy does not allow it
     └── InternalFailure   anything else; the details are in the log only
         └── StorageFailure    the task cannot be written or read
 
@@ -40,6 +41,7 @@ __all__ = [
     "ContextOverflow",
     "Draining",
     "EmptyReply",
+    "Forbidden",
     "InternalFailure",
     "Interrupted",
     "ModelNotFound",
@@ -194,6 +196,12 @@ class Interrupted(TurnFailure):
         return cls(message, hint=cls._NOT_BEGUN, retryable=True)
 
 
+class Forbidden(TurnFailure):
+    kind = "forbidden"
+    default_message = "this is not allowed"
+    default_hint = "the agent's operator decides what is allowed"
+
+
 class InternalFailure(TurnFailure):
     kind = "internal"
     default_message = "something went wrong inside the agent"
@@ -222,6 +230,7 @@ FAILURES: Mapping[str, type[TurnFailure]] = {
         BadRequest,
         EmptyReply,
         Interrupted,
+        Forbidden,
         InternalFailure,
     )
 }

@@ -15,6 +15,7 @@ from starlette.requests import HTTPConnection
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from molecule_hermes.agents.outbound import OutboundCalls
 from molecule_hermes.agents.request_handler import RoutingRequestHandler
 from molecule_hermes.agents.roster import Agent, OpenTransport, Roster
 from molecule_hermes.agents.routes import Routes
@@ -33,6 +34,7 @@ from molecule_hermes.server.connections import ConnectionTable, default_limit, o
 from molecule_hermes.server.error_responses import shorten_sdk_logs
 from molecule_hermes.server.health import Check, Health, probe_routes
 from molecule_hermes.server.http import HttpServer, Listener
+from molecule_hermes.server.identity import identity_of
 from molecule_hermes.server.middleware import PeerTokens, is_local
 from molecule_hermes.server.task_endings import TaskEndings
 from molecule_hermes.storage.opening import OpenStore, open_store
@@ -112,6 +114,8 @@ class Bridge:
         tasks = self._create_registry(store, push, endings)
         await stack.enter_async_context(tasks)
         self.health.add("store", tasks.check)
+        self.calls = self._create_calls()
+        await stack.enter_async_context(self.calls)
         self._factory = self._create_factory(store, tasks, push)
         await stack.enter_async_context(self.roster)
         await self.roster.change(self._configuration.agents)
@@ -141,6 +145,7 @@ class Bridge:
         self._settings, self._configuration = settings, configuration
         self._peer_tokens = PeerTokens(settings.peer_tokens)
         self._handler.routes = Routes(configuration)
+        self.calls.configure(configuration)
         self._scheduler.limit(
             {name: agent.limits for name, agent in configuration.agents.items()},
             {name: peer.limits for name, peer in configuration.peers.items()},
@@ -181,6 +186,15 @@ class Bridge:
     def _build(self, config: AgentConfig, transport: Transport) -> Agent:
         return self._factory.build(config, transport)
 
+    def _create_calls(self) -> OutboundCalls:
+        """What the agents ask of other agents."""
+        return OutboundCalls(
+            self._settings,
+            identity_of(self._settings),
+            name=self._settings.public_url or "",
+            metrics=self.metrics,
+        )
+
     def _create_factory(
         self, store: OpenStore, tasks: TaskRegistry, push: PushSender
     ) -> AgentFactory:
@@ -196,6 +210,7 @@ class Bridge:
             self.metrics,
             demo=self._demo,
             warnings=self._warnings,
+            calls=self.calls,
         )
 
     def _create_registry(
@@ -279,6 +294,7 @@ class Bridge:
         watch("open_questions", "Questions to peers without an answer", questions)
         watch("pending_replies", "Turns that Hermes has not ended", pending)
         watch("waiting_pushes", "Push notifications on their way", lambda: push.waiting)
+        watch("outbound_calls", "Calls that wait for other agents", lambda: self.calls.running)
         watch("failed_pushes", "Push notifications given up so far", lambda: push.failed)
 
     async def _drain(self) -> None:

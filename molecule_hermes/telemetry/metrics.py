@@ -62,6 +62,13 @@ class Metrics:
             registry=self._registry,
         )
 
+        self._calls = Counter(
+            "molecule_hermes_outbound_calls",
+            "What agents asked of other agents, by action and outcome",
+            ["action", "outcome"],
+            registry=self._registry,
+        )
+
         self._models: set[str] = set()
         self._tokens = Counter(
             "molecule_hermes_tokens",
@@ -105,6 +112,10 @@ class Metrics:
         self._seconds.labels(agent).observe(seconds)
         if first_text is not None:
             self._first_text.observe(first_text)
+
+    def called(self, action: str, outcome: str) -> None:
+        """Counts a call of another agent."""
+        self._calls.labels(action, outcome).inc()
 
     def responded(self, status: int) -> None:
         self._responses.labels(str(status)).inc()
