@@ -294,7 +294,7 @@ class Bridge:
         watch("open_questions", "Questions to peers without an answer", questions)
         watch("pending_replies", "Turns that Hermes has not ended", pending)
         watch("waiting_pushes", "Push notifications on their way", lambda: push.waiting)
-        watch("outbound_calls", "Calls that wait for other agents", lambda: self.calls.running)
+        watch("waiting_calls", "Calls that wait for other agents", lambda: self.calls.running)
         watch("failed_pushes", "Push notifications given up so far", lambda: push.failed)
 
     async def _drain(self) -> None:
