@@ -25,12 +25,12 @@ _MAX_LINE = 300
 
 
 class _Content:
-    """The parts of an artifact. Text that is appended continues the text before it."""
+    """The parts of an artifact. Text continues the text before it: a server that stores a stream
+    keeps its pieces as parts."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._pieces: list[Part | list[str]] = []
-        for part in parts:
-            self._pieces.append([part.text] if _is_text(part) else part)
+        self.append(parts)
 
     def append(self, parts: Sequence[Part]) -> None:
         for part in parts:

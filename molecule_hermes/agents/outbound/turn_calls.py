@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import time
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from a2a.types import Message, Part, Role, TaskState
 
 from molecule_hermes.agents.outbound import results
+from molecule_hermes.agents.outbound.progress import ProgressLines
 from molecule_hermes.agents.outbound.remote import Remote
 from molecule_hermes.agents.outbound.remote_task import RemoteTask
 from molecule_hermes.backoff import Backoff
@@ -35,8 +36,6 @@ _MAX_LISTED = 100
 _LIST_TIMEOUT = 5.0
 _START_TIMEOUT = 30.0
 _POLLING = Backoff(first=0.5, longest=5.0)
-_MAX_LINES = 50
-_LINE_EVERY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,31 +223,30 @@ class OutboundTurn:
         self, remote: Remote, message: Message, task: RemoteTask, *, waits: bool
     ) -> None:
         """Returns when the task rests, or, unless it `waits`, when the agent has taken it."""
-        lines = _Lines(remote.name, self._progress)
-        events = remote.send(message, immediately=not waits)
-        try:
-            async for event in events:
-                task.add(event)
-                if task.rests or not waits:
-                    return
-                lines.show(task)
-        except TurnFailure:
-            if not task.task_id:
-                raise
-        finally:
-            await events.aclose()
-        if not task.known.is_set():
-            raise InternalFailure(f"the agent {remote.name!r} answered nothing")
-        await self._poll(remote, task, lines)
+        with ProgressLines(remote.name, self._progress) as lines:
+            events = remote.send(message, immediately=not waits)
+            async with contextlib.aclosing(events):
+                try:
+                    async for event in events:
+                        task.add(event)
+                        if task.rests or not waits:
+                            return
+                        lines.show(task.line())
+                except TurnFailure:
+                    if not task.task_id:
+                        raise
+            if not task.known.is_set():
+                raise InternalFailure(f"the agent {remote.name!r} answered nothing")
+            await self._poll(remote, task, lines)
 
-    async def _poll(self, remote: Remote, task: RemoteTask, lines: _Lines) -> None:
+    async def _poll(self, remote: Remote, task: RemoteTask, lines: ProgressLines) -> None:
         """For an agent that does not stream, or whose stream broke off."""
         for delay in _POLLING.delays():
             if task.rests or not task.task_id:
                 return
             await asyncio.sleep(delay)
             task.update(await remote.get(task.task_id))
-            lines.show(task)
+            lines.show(task.line())
 
     def _outcome(self, remote: Remote, task: RemoteTask, *, waits: bool, late: bool) -> Called:
         handle = ""
@@ -283,27 +281,6 @@ class OutboundTurn:
         if peer and name != peer:
             raise BadRequest("that task is one of another agent", hint="leave `follows` out")
         return RemoteTask(await self._remote(name).get(task_id))
-
-
-class _Lines:
-    """What an agent says it is doing, as progress of the turn: not too much, and nothing twice."""
-
-    def __init__(self, peer: str, progress: Progress) -> None:
-        self._peer = peer
-        self._progress = progress
-        self._last = ""
-        self._shown = 0
-        self._next = 0.0
-
-    def show(self, task: RemoteTask) -> None:
-        now = time.monotonic()
-        if self._shown >= _MAX_LINES or now < self._next:
-            return
-        line = task.line() or state_name(task.state)
-        if task.state and line != self._last:
-            self._last, self._next = line, now + _LINE_EVERY
-            self._shown += 1
-            self._progress(f"{self._peer}: {line}")
 
 
 def _message(call: PeerCall) -> Message:
