@@ -26,6 +26,7 @@ def test_every_kind_of_the_design_has_its_failure() -> None:
         "bad_request",
         "empty_reply",
         "interrupted",
+        "forbidden",
         "internal",
     }
 

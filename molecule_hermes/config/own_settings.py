@@ -303,10 +303,10 @@ class OwnSettings(BaseModel):
         100 * 2**20,
         "the maximum bytes of such files of one conversation, 1 to 1125899906842624",
     )
-    max_hops: Annotated[int, Field(ge=0, le=1000)] = own(
+    max_hops: Annotated[int, Field(ge=0, le=64)] = own(
         "MAX_HOPS",
         5,
-        "how many calls from agent to agent may lead to a message, 0 to 1000; further ones are "
+        "how many calls from agent to agent may lead to a message, 0 to 64; further ones are "
         "refused as `forbidden`, and with 0 agents call each other not at all",
     )
     max_calls: Annotated[int, Field(ge=0, le=10_000)] = own(

@@ -134,4 +134,5 @@ def _are_names(value: Any) -> TypeGuard[list[str]]:
 
 
 def _is_count(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and 0 <= value <= 10**6 and value == int(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value <= 10**6 and value == int(value)

@@ -30,6 +30,7 @@ from a2a.types import (
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tests.support.serving import free_port
@@ -49,6 +50,8 @@ class SdkAgent(AgentExecutor):
     headers: list[dict[str, str]] = field(default_factory=list)
     release: asyncio.Event = field(default_factory=asyncio.Event)
     tokens: set[str] = field(default_factory=lambda: {TOKEN})
+    keys: bytes = b"{}"
+    """What it publishes to check its card with."""
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         assert context.message is not None
@@ -108,7 +111,7 @@ class SdkAgent(AgentExecutor):
         """Notes the headers, and refuses what is without a token, but for the card."""
 
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "http" and "/.well-known/" not in scope["path"]:
+            if scope["type"] == "http" and scope["path"] == "/rpc":
                 request = Request(scope)
                 self.headers.append(dict(request.headers))
                 given = request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -128,6 +131,7 @@ async def sdk_agent(version: str = "1.0", *, streaming: bool = True) -> AsyncIte
     agent.card = _card(agent.url, version, streaming=streaming)
     handler = DefaultRequestHandler(agent, InMemoryTaskStore(), agent.card)
     routes: list[Any] = create_agent_card_routes(agent.card)
+    routes.append(Route("/keys", lambda request: Response(agent.keys)))
     routes += create_jsonrpc_routes(handler, "/rpc", enable_v0_3_compat=True)
     app = agent.guard(Starlette(routes=routes))
     config = uvicorn.Config(

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _FREE = frozenset({"list", "cancel", "stop"})
 """Actions that do not count for the turn's budget."""
-_MAX_LISTED = 100
+_MAX_LISTED = 50
 _LIST_TIMEOUT = 5.0
 _START_TIMEOUT = 30.0
 _POLLING = Backoff(first=0.5, longest=5.0)
