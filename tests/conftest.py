@@ -19,9 +19,28 @@ from molecule_hermes.transports.chat.transport import ChatTransport
 from tests.support.fakes import KEY, FakeHermes, fake_hermes
 from tests.support.postgres import Postgres, postgres
 
-_E2E = Path(__file__).parent / "e2e"
+_TESTS = Path(__file__).parent
 # Markers of tests that run only with the option of the same name.
 _ON_REQUEST = ("image", "clients")
+_LONGEST = (
+    "e2e/test_workers.py",
+    "e2e/test_up.py",
+    "deployment/test_image.py",
+    "e2e/test_not_bound.py",
+    "e2e/test_full_chain.py",
+    "e2e/test_hostile_agent.py",
+    "e2e/test_isolation.py",
+    "clients/test_clients.py",
+    "e2e/test_models.py",
+    "e2e/test_message_options.py",
+    "e2e/test_faults.py",
+    "e2e/test_kept_worker.py",
+    "attacks/test_shared_memory.py",
+    "attacks/test_secrets.py",
+    "e2e/test_soak.py",
+    "e2e/test_truth.py",
+)
+"""The files with the most time in the real Hermes, the longest first."""
 
 # On a loaded machine the duration of an example says nothing.
 hypothesis_settings.register_profile(
@@ -39,9 +58,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def _slowness(item: pytest.Item) -> int:
-    if any(item.get_closest_marker(name) for name in _ON_REQUEST):
-        return 2
+def _cost(item: pytest.Item) -> int:
+    """Rises with the time that the file of the test takes, roughly."""
+    file = item.path.relative_to(_TESTS).as_posix()
+    if file in _LONGEST:
+        return 1 + len(_LONGEST) - _LONGEST.index(file)
     return int(item.get_closest_marker("hermes") is not None)
 
 
@@ -53,9 +74,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     One process runs tests from quick to slow; parallel workers start the slow files first.
     """
     for item in items:
-        if item.path.is_relative_to(_E2E):
+        if item.path.is_relative_to(_TESTS / "e2e") or item.get_closest_marker("image"):
             item.add_marker("hermes")
-    items.sort(key=_slowness, reverse=hasattr(config, "workerinput"))
+    items.sort(key=_cost, reverse=hasattr(config, "workerinput"))
     for item in items:
         for name in _ON_REQUEST:
             if item.get_closest_marker(name) and not config.getoption(f"--{name}"):

@@ -16,6 +16,7 @@ from molecule_hermes.errors import Interrupted
 from molecule_hermes.hermes.fleet import Fleet, Lease, WorkerKey
 from molecule_hermes.hermes.worker import Worker
 from molecule_hermes.transports.base import Attached, QuestionGoneError
+from molecule_hermes.transports.deliveries import Receiver
 from molecule_hermes.turns.features import TransportName, features_of
 from molecule_hermes.turns.model import Canceled, Notice, Place, Turn, TurnEvent
 from molecule_hermes.wire import Steered
@@ -27,7 +28,8 @@ Check = Callable[[], Awaitable[None]]
 
 class FleetTransport:
     """`key_of` names the worker of a peer, and `check` says whether a turn can begin. The fleet is
-    opened and closed by its owner; `on_close` is called when the agent has ended its last turn."""
+    opened and closed by its owner, which `on_receiver` tells who takes its workers' deliveries.
+    `on_close` is called when the agent has ended its last turn."""
 
     def __init__(
         self,
@@ -37,12 +39,14 @@ class FleetTransport:
         *,
         check: Check,
         on_close: Callable[[], None],
+        on_receiver: Callable[[Receiver], None],
     ) -> None:
         self.features = features_of(name)
         self._fleet = fleet
         self._key_of = key_of
         self._check = check
         self._on_close = on_close
+        self._on_receiver = on_receiver
         self._running: dict[str, Worker] = {}
         """The workers that have turns, by message."""
         self._starting: dict[str, asyncio.Event] = {}
@@ -105,10 +109,13 @@ class FleetTransport:
             raise Interrupted("the turn ran in another Hermes before the agent was restarted")
         async with contextlib.AsyncExitStack() as stack:
             lease = await stack.enter_async_context(self._fleet.lease(key))
-            worker = await lease.ready()
+            worker = await lease.ready(as_it_is=True)
             attached = await worker.transport.attach(turn, place)
             stack.enter_context(self._on(worker, turn))
             return Attached(_Leased(attached.events, stack.pop_all()), attached.questions)
+
+    def take_deliveries(self, receiver: Receiver) -> None:
+        self._on_receiver(receiver)
 
     def leave_turns(self) -> None:
         for worker in self._fleet.workers:

@@ -16,6 +16,7 @@ from pydantic import SecretStr
 
 from molecule_hermes.agents.connections import create_transport
 from molecule_hermes.config import AgentConfig, PeerConfig, Settings
+from molecule_hermes.confined_files import read_below
 from molecule_hermes.hermes.credentials import Credentials
 from molecule_hermes.hermes.fleet import WorkerKey
 from molecule_hermes.hermes.home import HermesHome, write_atomically
@@ -32,11 +33,14 @@ from molecule_hermes.plugin.handover import Handover
 from molecule_hermes.text import safe_name
 from molecule_hermes.turns.features import TransportName
 
-__all__ = ["ManagedWorkers", "Whose"]
+__all__ = ["ManagedWorkers", "Whose", "folder_name"]
 
 _HOST = "127.0.0.1"
 _RECORD = "worker.json"
 _PROCESS = "gateway.json"
+_MAX_JOBS = 4 * 2**20
+_SHAPING = ("model", "soul", "skills", "toolsets", "mcp_servers", "hermes_config")
+"""What an agent's section says of its Hermes, besides its environment."""
 
 Say = Callable[[str], None]
 
@@ -80,7 +84,8 @@ class ManagedWorkers:
         """`taken` are the ports of the other workers. Raises `StartError`."""
         folder = settings.state_dir.absolute() / "workers" / folder_name(key)
         folders = WorkerFolders.below(folder)
-        own = self._settings(folders, whose.agent, settings, _ports(folder, key, taken, settings))
+        record = _record(folder, key, taken, settings, self._digest(whose, settings))
+        own = self._settings(folders, whose.agent, settings, (record.plugin, record.api))
         gateway = Gateway(
             HermesHome(folders.home),
             folder / "hermes-gateway.log",
@@ -102,7 +107,8 @@ class ManagedWorkers:
             clear=folders.clear,
             repair=folders.repair,
             lock=folder / "lock",
-            origin=whose,
+            # One that is kept, but was made from something else, is replaced when it is idle.
+            origin=whose if record.made_from == self._digest(whose, settings) else record,
             eager=whose.peer is None,
         )
         transport = create_transport(
@@ -121,6 +127,11 @@ class ManagedWorkers:
         records = sorted((settings.state_dir / "workers").glob(f"*/{_RECORD}"))
         running = (r for r in records if PidRecord(r.with_name(_PROCESS)).read() is not None)
         return [known.key for record in running if (known := _Record.read(record))]
+
+    def planned(self, settings: Settings) -> set[str]:
+        """The folders of the workers whose Hermes has to run for what its agent has planned."""
+        folders = (settings.state_dir.absolute() / "workers").glob("*@*/")
+        return {folder.name for folder in folders if _has_cron_jobs(folder / "home")}
 
     def _report(self, key: WorkerKey, line: str) -> None:
         self._say(f"  {key}: {line}")
@@ -152,6 +163,17 @@ class ManagedWorkers:
             api_key=self._derive(settings.api_server_key, f"api:{name}"),
             secret=self._derive(settings.shared_secret, f"plugin:{name}"),
         )
+
+    def _digest(self, whose: Whose, settings: Settings) -> str:
+        """Of all that a worker is made from, but for what its Hermes reads again at each turn."""
+        agent, peer = whose.agent, whose.peer
+        said = [getattr(agent, name) for name in _SHAPING]
+        env = sorted((name, value.get_secret_value()) for name, value in agent.env.items())
+        confined = (settings.confine, settings.readable, settings.writable)
+        toolsets = peer.toolsets if peer is not None else None
+        model = whose.model.block if whose.model is not None else None
+        parts = (said, env, toolsets, model, whose.soul, whose.disabled_toolsets, confined)
+        return self._derive(settings.shared_secret, f"made from:{parts}")
 
     def _derive(self, given: SecretStr | None, purpose: str) -> str:
         master = given.get_secret_value().encode() if given is not None else self._master
@@ -186,6 +208,16 @@ class ManagedWorkers:
         )
 
 
+def _has_cron_jobs(home: Path) -> bool:
+    """The file is Hermes's (cron/jobs.py:858), and its tools can write anything into it."""
+    try:
+        stored = json.loads(read_below(home, "cron/jobs.json", _MAX_JOBS))
+        jobs = stored["jobs"] if isinstance(stored, dict) else stored
+        return any(job.get("enabled", True) for job in jobs)
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
+        return False
+
+
 def folder_name(key: WorkerKey) -> str:
     """Different for different keys, also on a file system that ignores case."""
     if key.peer is None:
@@ -201,6 +233,8 @@ class _Record:
     key: WorkerKey
     plugin: int
     api: int
+    made_from: str = ""
+    """A digest of the configuration with which its Hermes was started."""
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
@@ -208,7 +242,8 @@ class _Record:
             known = json.loads(path.read_text())
             agent, peer = known["key"]
             key = WorkerKey(str(agent), None if peer is None else str(peer))
-            return cls(key, int(known["plugin"]), int(known["api"]))
+            made_from = str(known.get("made_from", ""))
+            return cls(key, int(known["plugin"]), int(known["api"]), made_from)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -216,18 +251,17 @@ class _Record:
         write_atomically(path, json.dumps(asdict(self)))
 
 
-def _ports(
-    folder: Path, key: WorkerKey, taken: Collection[int], settings: Settings
-) -> tuple[int, int]:
+def _record(
+    folder: Path, key: WorkerKey, taken: Collection[int], settings: Settings, made_from: str
+) -> _Record:
     """The ports of the plugin and of the API. A kept Hermes has those of its start."""
     path = folder / _RECORD
-    if not settings.keep_worker:
-        plugin = choose_port(_HOST, taken)
-        return plugin, choose_port(_HOST, {*taken, plugin})
-    record = _Record.read(path)
-    if record is None or PidRecord(folder / _PROCESS).read() is None:
-        plugin = choose_port(_HOST, taken)
-        record = _Record(key, plugin, choose_port(_HOST, {*taken, plugin}))
+    runs = settings.keep_worker and PidRecord(folder / _PROCESS).read() is not None
+    if runs and (kept := _Record.read(path)) is not None:
+        return kept
+    plugin = choose_port(_HOST, taken)
+    record = _Record(key, plugin, choose_port(_HOST, {*taken, plugin}), made_from)
+    if settings.keep_worker:
         make_folder(folder)
         record.write(path)
-    return record.plugin, record.api
+    return record

@@ -12,7 +12,7 @@ from molecule_hermes.protocol.chain import Loops
 from molecule_hermes.protocol.policy import Policy
 from molecule_hermes.wire import MAIN_AGENT
 
-__all__ = ["policies", "policy_of", "settings_of"]
+__all__ = ["delivery_policy", "policies", "policy_of", "settings_of"]
 
 
 def settings_of(agent: AgentConfig, settings: Settings) -> Settings:
@@ -23,6 +23,7 @@ def settings_of(agent: AgentConfig, settings: Settings) -> Settings:
         "system_prompt": agent.system_prompt,
         "models": agent.models,
         "approvals": agent.approvals,
+        "deliveries": None if agent.deliveries is None else agent.deliveries == "allow",
     }
     return settings.model_copy(update={k: v for k, v in own.items() if v is not None})
 
@@ -43,6 +44,20 @@ def policy_of(
         loops=calls.loops(agent.name) if calls is not None else Loops(),
         reach=calls.reach(agent, peer.name) if calls is not None else None,
     )
+
+
+def delivery_policy(
+    configuration: Configuration, settings: Settings
+) -> Callable[[str, str | None], bool]:
+    """Whether an agent may speak to a peer unasked, or to anyone (None)."""
+
+    def allows(agent: str, peer: str | None) -> bool:
+        config = configuration.agents.get(agent)
+        if config is None or not settings_of(config, settings).deliveries:
+            return False
+        return peer is None or configuration.peer(peer).deliveries != "deny"
+
+    return allows
 
 
 def policies(

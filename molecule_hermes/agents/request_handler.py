@@ -181,6 +181,11 @@ class RoutingRequestHandler(RequestHandler):
         card: AgentCard = await handler.on_get_extended_agent_card(params, call)
         return card
 
+    def scopes(self, context: ServerCallContext) -> dict[str, str]:
+        """The agents whose tasks the caller can list, and its name at each. Raises `A2AError`."""
+        names = self._reachable(ListTasksRequest(), context)
+        return {name: _call(name, context).user.user_name for name in names}
+
     # Finding the agent.
 
     async def _for_message(

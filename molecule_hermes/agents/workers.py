@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +12,7 @@ from typing import get_args
 
 from molecule_hermes.agents.connections import RemoteTransports, create_transport
 from molecule_hermes.agents.fleet_transport import FleetTransport
-from molecule_hermes.agents.managed import ManagedWorkers, Whose
+from molecule_hermes.agents.managed import ManagedWorkers, Whose, folder_name
 from molecule_hermes.config import (
     AgentConfig,
     Configuration,
@@ -31,10 +32,13 @@ from molecule_hermes.hermes.worker_folders import WorkerFolders
 from molecule_hermes.plugin.handover import Handover
 from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.transports.base import Transport
+from molecule_hermes.transports.deliveries import Receiver
 from molecule_hermes.turns.features import TransportName
 from molecule_hermes.wire import MAIN_AGENT
 
 __all__ = ["MainHermes", "Workers"]
+
+logger = logging.getLogger(__name__)
 
 NOBODY = ""
 """No peer has this name where there are tokens."""
@@ -79,6 +83,8 @@ class Workers:
         self._known = configuration
         """Also has the agents that are no longer configured, but have turns."""
         self._environ = environ
+        self._receivers: dict[str, Receiver] = {}
+        """Of the agents' deliveries."""
         self._main = main
         self._transport: TransportName = transport
         self._say = say
@@ -86,6 +92,7 @@ class Workers:
             self._make,
             self._origin,
             max_workers=settings.max_workers,
+            max_of_peer=workers_of_peer(settings),
             idle=settings.worker_idle,
         )
         self._managed = ManagedWorkers(
@@ -109,7 +116,14 @@ class Workers:
             self._transport,
             check=partial(self._check, name),
             on_close=partial(self._closed, name),
+            on_receiver=partial(self._take_deliveries, name),
         )
+
+    def _take_deliveries(self, agent: str, receiver: Receiver) -> None:
+        self._receivers[agent] = receiver
+        for key, worker in self.fleet.seated:
+            if key.agent == agent:
+                worker.transport.take_deliveries(receiver.of_peer(key.peer))
 
     def _closed(self, agent: str) -> None:
         if agent not in self._configuration.agents:
@@ -143,6 +157,19 @@ class Workers:
         """The workers that an earlier bridge has left running."""
         return [key for key in self._managed.kept(self._settings) if self._is_wanted(key)]
 
+    @property
+    def planned(self) -> list[WorkerKey]:
+        """The workers whose agents have cron jobs, which run only where Hermes runs. No more than
+        leave room for a peer that calls."""
+        folders = self._managed.planned(self._settings)
+        agents = {folder.partition("@")[0] for folder in folders} & {*self._configuration.agents}
+        keys = [WorkerKey(agent, peer) for agent in agents for peer in self._settings.peer_tokens]
+        found = [key for key in keys if folder_name(key) in folders and self._may_start(key)]
+        room = self._settings.max_workers - len(self.eager) - 1
+        if len(found) > room:
+            logger.warning("there is no room for all %d workers with cron jobs", len(found))
+        return found[: max(0, room)]
+
     def hasten(self) -> None:
         """Has workers killed instead of waited for, when they are stopped."""
         for worker in self.fleet.workers:
@@ -174,6 +201,7 @@ class Workers:
         self._settings, self._configuration = settings, configuration
         agents = {**self._known.agents, **configuration.agents}
         self._known = replace(configuration, agents=agents)
+        self.fleet.max_of_peer = workers_of_peer(settings)
         self.fleet.revise()
 
     def require_room(self) -> None:
@@ -189,7 +217,7 @@ class Workers:
 
     def start_others(self) -> None:
         """Starts the workers that are to run at once, but for the first, in the background."""
-        for key in [*self.eager[1:], *self.kept]:
+        for key in dict.fromkeys([*self.eager[1:], *self.kept, *self.planned]):
             self.fleet.start_soon(key)
 
     async def _check(self, agent: str) -> None:
@@ -211,6 +239,11 @@ class Workers:
         model, soul = self._models[agent.name], self._souls[agent.name]
         return Whose(agent, peer, model, soul, withheld)
 
+    def _may_start(self, key: WorkerKey) -> bool:
+        return self._is_wanted(key) and self._configuration.peer(key.peer or "").may_reach(
+            key.agent
+        )
+
     def _is_wanted(self, key: WorkerKey) -> bool:
         try:
             self._origin(key)
@@ -219,6 +252,12 @@ class Workers:
         return True
 
     def _make(self, key: WorkerKey) -> Worker:
+        worker = self._make_worker(key)
+        if receiver := self._receivers.get(key.agent):
+            worker.transport.take_deliveries(receiver.of_peer(key.peer))
+        return worker
+
+    def _make_worker(self, key: WorkerKey) -> Worker:
         whose = self._origin(key)
         if key == WorkerKey(MAIN_AGENT) and uses_main_hermes(self._settings, self._known):
             return self._make_main(whose)
@@ -258,6 +297,11 @@ class Workers:
             settings, protected=self._protected(), readable=readable, ports=None if alone else ports
         )
         return replace(handover, confinement=confinement)
+
+
+def workers_of_peer(settings: Settings) -> int:
+    """With several peers, no single peer may use all workers, however many agents it reaches."""
+    return max(1, settings.max_workers - 1) if settings.has_several_peers else 0
 
 
 def require_enforceable(

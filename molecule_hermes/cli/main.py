@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
             )
     _plugin_command(commands)
     _send_command(commands)
+    _watch_command(commands)
     _agents_command(commands)
     _client_command(commands, "card", _card, "print an agent's card as JSON")
     _client_command(commands, "doctor", _doctor, "find problems and say how to solve them")
@@ -136,6 +137,14 @@ def _send_command(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     )
     add("--save", metavar="DIR", help="save files from the agent in this folder")
     add("--json", action="store_true", help="print raw events as JSON lines; do not ask questions")
+
+
+def _watch_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from molecule_hermes.cli.watch import EPILOG, add_options
+
+    command = _client_command(commands, "watch", _watch, "show what the agent says unasked")
+    command.epilog = EPILOG
+    add_options(command)
 
 
 def _agents_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -192,6 +201,16 @@ def _send(options: argparse.Namespace) -> int:
     return _run(
         send(url, request, printer, token=token, keyboard=_keyboard(options), command=again)
     )
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from molecule_hermes.cli.watch import after_of, shown_of, since_of
+    from molecule_hermes.client.watch import watch
+
+    settings = Settings.from_env()
+    url, token = _url(options, settings), _token(options, settings)
+    since, after = since_of(options), after_of(options)
+    return _run(watch(url, token, shown_of(options), since=since, after=after))
 
 
 def _request(options: argparse.Namespace) -> SendMessageRequest:

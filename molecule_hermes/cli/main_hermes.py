@@ -70,8 +70,8 @@ class MainSetup:
         elif self.keep_config:
             raise ConfigError(
                 "--keep-config uses one Hermes folder, but the main agent has others",
-                "set MOLECULE_HERMES_ISOLATION=shared, and name no soul, skills, model or other "
-                "configuration of Hermes for the agent main",
+                "set MOLECULE_HERMES_ISOLATION=shared, name no soul, skills, model or other "
+                "configuration of Hermes for the agent main, and no other agent that `up` runs",
             )
         model, is_users = await _choose_model(home, settings, self.environ, stack, self.keep_config)
         credentials = create_credentials(settings, keep_config=self.keep_config)

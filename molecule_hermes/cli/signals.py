@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Self
 
 __all__ = ["Signals"]
+
+logger = logging.getLogger(__name__)
 
 
 class Signals:
@@ -21,21 +24,23 @@ class Signals:
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._received)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _ignored)
         return self
 
     def __exit__(self, *args: object) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().remove_signal_handler(number)
 
     @contextmanager
     def on_reload(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Within it, SIGHUP calls this, and does not end the process."""
+        """Within it, SIGHUP calls this. Before and after it, there is nothing to reload, and SIGHUP
+        is ignored: it must not cut short a drain."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, callback)
         try:
             yield
         finally:
-            loop.remove_signal_handler(signal.SIGHUP)
+            loop.add_signal_handler(signal.SIGHUP, _ignored)
 
     def _received(self) -> None:
         if self._stop.is_set():
@@ -61,3 +66,7 @@ class Signals:
             for waiter in (stop, *tasks):
                 waiter.cancel()
             await asyncio.gather(stop, *tasks, return_exceptions=True)
+
+
+def _ignored() -> None:
+    logger.warning("SIGHUP is ignored: the bridge starts or stops")

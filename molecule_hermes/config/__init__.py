@@ -9,6 +9,7 @@ from molecule_hermes.config.agents import (
     PeerConfig,
     RemoteHermes,
     RouteConfig,
+    Webhook,
     isolation_of,
     uses_main_hermes,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "RemoteHermes",
     "RouteConfig",
     "Settings",
+    "Webhook",
     "isolation_of",
     "load_configuration",
     "secret_variables",

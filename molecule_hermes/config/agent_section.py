@@ -12,6 +12,7 @@ from molecule_hermes.config.named_files import NamedFiles
 from molecule_hermes.config.policies import (
     MODEL,
     approvals,
+    deliveries,
     limits,
     model_names,
     plain_url,
@@ -141,6 +142,7 @@ _READERS: Mapping[str, _Reader] = {
     "hermes_config": lambda value, _: _hermes_config(value),
     "env_file": lambda value, files: files.variables(value),
     "approvals": lambda value, _: approvals(value),
+    "deliveries": lambda value, _: deliveries(value),
     "limits": lambda value, _: limits(value),
     "calls": lambda value, _: value.names("peers' names or patterns", PATTERN),
     "hermes": _remote,

@@ -27,6 +27,7 @@ __all__ = [
     "PeerConfig",
     "RemoteHermes",
     "RouteConfig",
+    "Webhook",
     "isolation_of",
     "uses_main_hermes",
 ]
@@ -80,6 +81,7 @@ class AgentConfig:
     env: Mapping[str, SecretStr] = field(default_factory=dict, repr=False)
     """Variables for Hermes, such as the keys of model providers."""
     approvals: Literal["ask", "deny"] | None = None
+    deliveries: Literal["allow", "deny"] | None = None
     limits: Limits = Limits()
     calls: tuple[str, ...] | None = None
     """Patterns for the peers that it may call; None: all that have a URL, but for the one that it
@@ -112,6 +114,16 @@ class RouteConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Webhook:
+    url: str
+    token: SecretStr | None = None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {"Authorization": f"Bearer {self.token.get_secret_value()}"} if self.token else {}
+
+
+@dataclass(frozen=True, slots=True)
 class OAuthClient:
     """How the bridge gets the tokens with which it calls a peer: client credentials."""
 
@@ -130,7 +142,10 @@ class PeerConfig:
     toolsets: tuple[str, ...] | None = None
     models: tuple[str, ...] | None = None
     approvals: Literal["ask", "deny"] | None = None
+    deliveries: Literal["allow", "deny"] | None = None
     limits: Limits = Limits()
+    webhook: Webhook | None = None
+    """Where the peer's deliveries are posted."""
     url: str = ""
     """Where the peer itself is an agent that can be called."""
     bearer: SecretStr | None = None
@@ -180,12 +195,13 @@ def isolation_of(agent: AgentConfig, settings: Settings, *, peers: int) -> Isola
 
 
 def uses_main_hermes(settings: Settings, configuration: Configuration) -> bool:
-    """Whether `up` runs Hermes on HERMES_HOME itself: for the main agent, if its peers share it and
-    the configuration file does not say what it is.
+    """Whether `up` runs Hermes on HERMES_HOME itself: for the main agent, if its peers share it,
+    the configuration file does not say what it is, and `up` runs no other agent.
 
-    To all other workers that folder is a template.
+    To all other workers that folder is a template. An agent that lived in it could change what the
+    others are made from.
     """
-    main = configuration.agents.get(MAIN_AGENT)
-    if main is None or main.hermes is not None or main.shapes_hermes:
+    managed = [name for name, agent in configuration.agents.items() if agent.hermes is None]
+    if managed != [MAIN_AGENT] or configuration.agents[MAIN_AGENT].shapes_hermes:
         return False
     return configuration.isolation(MAIN_AGENT, settings) == "shared"

@@ -168,6 +168,29 @@ class OwnSettings(BaseModel):
         "task (a peer gets a task and follows it) or message (a peer gets one message with the "
         "final answer, and no question ever reaches it)",
     )
+    deliveries: bool = own(
+        "DELIVERIES",
+        True,
+        "on or off: whether the agent may speak after its turn, or unasked, as jobs of its own end "
+        "(plugin)",
+    )
+    max_deliveries: Annotated[int, Field(ge=0, le=100_000)] = own(
+        "MAX_DELIVERIES",
+        256,
+        "the maximum number of deliveries that have not ended, 0 to 100000; further ones are "
+        "refused, and the agent is told",
+    )
+    max_deliveries_of_peer: Annotated[int, Field(ge=0, le=100_000)] = own(
+        "MAX_DELIVERIES_OF_PEER",
+        16,
+        "the maximum number of one agent's deliveries to one peer that have not ended, 0 to 100000",
+    )
+    max_deliveries_per_hour: Annotated[int, Field(ge=0, le=100_000)] = own(
+        "MAX_DELIVERIES_PER_HOUR",
+        120,
+        "the maximum number of one agent's deliveries to one peer within an hour, 0 to 100000; 0 "
+        "means no limit",
+    )
     question_timeout: Seconds = own(
         "QUESTION_TIMEOUT",
         300,

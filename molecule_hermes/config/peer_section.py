@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
+from urllib.parse import urlsplit
 
-from molecule_hermes.config.agents import AgentConfig, OAuthClient, PeerConfig
+from molecule_hermes.config.agents import AgentConfig, OAuthClient, PeerConfig, Webhook
 from molecule_hermes.config.checks import PATTERN, matches_one_of
 from molecule_hermes.config.named_files import NamedFiles
-from molecule_hermes.config.policies import approvals, limits, model_names, plain_url, toolsets
+from molecule_hermes.config.policies import (
+    approvals,
+    deliveries,
+    limits,
+    model_names,
+    plain_url,
+    toolsets,
+)
 from molecule_hermes.config.values import Value
+from molecule_hermes.net.urls import http_url
 
 __all__ = ["read_peer"]
 
@@ -19,12 +28,14 @@ _KEYS = (
     "approvals",
     "bearer_file",
     "card_key_file",
+    "deliveries",
     "limits",
     "models",
     "oauth",
     "token_file",
     "toolsets",
     "url",
+    "webhook",
 )
 _OAUTH_KEYS = ("client_id", "client_secret_file", "scope", "token_url")
 _WORD = r"[!-~]{1,1024}"
@@ -40,6 +51,7 @@ def read_peer(
         token=files.secret(found["token_file"]) if "token_file" in found else None,
         agents=_reach(found["agents"], agents) if "agents" in found else ("*",),
         source=value.place,
+        webhook=_webhook(found["webhook"], files) if "webhook" in found else None,
         **_outbound(found, files),
         **policies,
     )
@@ -50,10 +62,35 @@ def read_peer(
 
 _POLICIES = {
     "approvals": approvals,
+    "deliveries": deliveries,
     "limits": limits,
     "models": model_names,
     "toolsets": toolsets,
 }
+
+
+def _webhook(value: Value, files: NamedFiles) -> Webhook:
+    """A URL, or a mapping with one."""
+    if isinstance(value.tree.value, str):
+        return Webhook(_webhook_url(value))
+    found = value.fields(("token_file", "url"))
+    if "url" not in found:
+        raise value.error("needs a url")
+    token = files.secret(found["token_file"]) if "token_file" in found else None
+    return Webhook(_webhook_url(found["url"]), token)
+
+
+def _webhook_url(value: Value) -> str:
+    takes = "a URL with http:// or https:// and a host, without a user or a fragment"
+    text = value.text(takes, r"[!-~]{1,2048}", shown=False)
+    try:
+        http_url(text)
+        parts = urlsplit(text)
+    except ValueError:
+        raise value.invalid(takes, shown=False) from None
+    if "@" in parts.netloc or "#" in text:
+        raise value.invalid(takes, shown=False)
+    return text
 
 
 def _outbound(found: Mapping[str, Value], files: NamedFiles) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from molecule_hermes.config.fields import MODEL_NAME
 from molecule_hermes.config.values import Value
 from molecule_hermes.net.urls import http_url
 
-__all__ = ["MODEL", "approvals", "limits", "model_names", "plain_url", "toolsets"]
+__all__ = ["MODEL", "approvals", "deliveries", "limits", "model_names", "plain_url", "toolsets"]
 
 MODEL = rf"(?!$){MODEL_NAME}"
 _TOOLSET = r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}"
@@ -26,6 +26,10 @@ def model_names(value: Value) -> tuple[str, ...]:
 
 def approvals(value: Value) -> Any:
     return value.choice("ask", "deny")
+
+
+def deliveries(value: Value) -> Any:
+    return value.choice("allow", "deny")
 
 
 def limits(value: Value) -> Limits:

@@ -67,6 +67,12 @@ _FILE_NOTE = re.compile(r"\[The user sent [^\]]*?'([^'\]]*)'[^\]]*\]")
 _STEERING = re.compile(
     r"\s*\[OUT-OF-BAND USER MESSAGE[^\]]*\]\n(.*?)\n\[/OUT-OF-BAND USER MESSAGE\]", re.DOTALL
 )
+# How Hermes tells the agent that a job has ended (tools/process_registry.py:2071, 2207).
+_JOB_NOTE = re.compile(
+    r"\[IMPORTANT: Background process [^\n]*\nCommand: [^\n]*\n[^\n]*utput:\n(.*?)\s*\]"
+    r"|\[ASYNC DELEGATION[^\]]*\].*?---[^\n]*---\n(.*?)\s*(?=\nFull live transcript|\Z)",
+    re.DOTALL,
+)
 _IMAGE_NOTE = re.compile(r"\s*\[Image attached at: [^\]]*\]")
 _FAILURES: Mapping[str, tuple[int, str, str]] = {
     "401": (401, "invalid_api_key", "Incorrect API key provided: sk-demo0123456789abcdef."),
@@ -316,7 +322,9 @@ def _last_user(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _repeated(text: str) -> str:
-    """The text without the paths that Hermes added: it delivers the files that an answer names."""
+    """The text without what Hermes added around a job's output, and without the paths that it
+    added: it delivers the files that an answer names."""
+    text = _JOB_NOTE.sub(lambda note: f"(a job ended: {note[1] or note[2] or ''})", text)
     text = _KEPT.sub("", _IMAGE_NOTE.sub("", text))
     return _FILE_NOTE.sub(r"[file: \1]", text).strip()
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -116,9 +117,10 @@ class Lease(Generic[W]):
     def is_ready(self) -> bool:
         return self._seat.state == "ready"
 
-    async def ready(self) -> W:
-        """The worker, once it takes turns. Raises a `TurnFailure`."""
-        await self._fleet._ensure(self._seat)
+    async def ready(self, *, as_it_is: bool = False) -> W:
+        """The worker, once it takes turns. Raises a `TurnFailure`. With `as_it_is`, it is not
+        replaced, because it has the turn already."""
+        await self._fleet._ensure(self._seat, as_it_is)
         return self._seat.worker
 
 
@@ -135,6 +137,7 @@ class Fleet(Generic[W]):
         plan_of: Callable[[WorkerKey], object],
         *,
         max_workers: int = 16,
+        max_of_peer: int = 0,
         idle: float = 900.0,
         room_within: float = 180.0,
         clock: Callable[[], float] = time.monotonic,
@@ -142,13 +145,18 @@ class Fleet(Generic[W]):
         self._make = make
         self._plan_of = plan_of
         self._max_workers = max_workers
+        self.max_of_peer = max_of_peer
+        """How many workers one peer may have at once; 0 means as many as there are."""
         self._idle = idle
+        self._pause = min(idle / 4, _LONGEST_PAUSE)
         self._room_within = room_within
         self._clock = clock
         self._seats: dict[WorkerKey, _Seat[W]] = {}
         self._changed = asyncio.Condition()
         self._next = asyncio.Lock()
         """Those that wait for room get it in the order in which they came."""
+        self._next_of: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """The same for the workers of one peer, who keeps nobody else waiting meanwhile."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -177,6 +185,10 @@ class Fleet(Generic[W]):
     @property
     def workers(self) -> list[W]:
         return [seat.worker for seat in self._seats.values()]
+
+    @property
+    def seated(self) -> list[tuple[WorkerKey, W]]:
+        return [(seat.key, seat.worker) for seat in self._seats.values()]
 
     def worker(self, key: WorkerKey) -> W:
         """The worker of the key, which may not run."""
@@ -243,11 +255,16 @@ class Fleet(Generic[W]):
 
     # Starting.
 
-    async def _ensure(self, seat: _Seat[W]) -> None:
+    async def _ensure(self, seat: _Seat[W], as_it_is: bool) -> None:
         """Returns when the worker takes turns. A start goes on when the turn is given up."""
-        if seat.state == "ready" and not (seat.leases == 1 and self._is_outdated(seat)):
-            return
-        starting = self._starting(seat)
+        if seat.state != "ready":
+            await self._started(seat)
+        # Also one that was kept and is made from something else.
+        if not as_it_is and seat.leases == 1 and self._is_outdated(seat):
+            await self._started(seat)
+
+    async def _started(self, seat: _Seat[W]) -> None:
+        starting = self._starting(seat, leases=1)
         try:
             await asyncio.shield(starting)
         except NoRoomError as error:
@@ -260,14 +277,16 @@ class Fleet(Generic[W]):
                 raise Draining() from None
             raise
 
-    def _starting(self, seat: _Seat[W]) -> asyncio.Task[None]:
+    def _starting(self, seat: _Seat[W], leases: int = 0) -> asyncio.Task[None]:
+        """`leases` are those of turns that wait for it, and so do not run yet."""
         if seat.starting is None or seat.starting.done():
-            seat.starting = self._spawn(self._start(seat))
+            seat.starting = self._spawn(self._start(seat, leases))
         return seat.starting
 
-    async def _start(self, seat: _Seat[W]) -> None:
+    async def _start(self, seat: _Seat[W], leases: int) -> None:
         async with seat.changing:
-            if seat.leases <= 1 and self._is_outdated(seat):
+            has_turns = seat.state == "ready" and seat.leases > leases
+            if not has_turns and self._is_outdated(seat):
                 await self._replace(seat)
             for attempt in range(1, _STARTS + 1):
                 if seat.state == "ready":
@@ -303,23 +322,44 @@ class Fleet(Generic[W]):
                 await self._make_room(seat)
         except TimeoutError:
             raise NoRoomError(
-                f"all {self._max_workers} workers have had work for {self._room_within:g} s",
+                f"all workers that {seat.key} could replace have had work for "
+                f"{self._room_within:g} s",
                 "raise MOLECULE_HERMES_MAX_WORKERS",
             ) from None
 
     async def _make_room(self, seat: _Seat[W]) -> None:
+        if not (peer := seat.key.peer):
+            await self._take_turn(seat)
+            return
+        async with self._next_of[peer]:
+            async with self._changed:
+                while 0 < self.max_of_peer <= len(own := self._running_of(peer)):
+                    await self._stop_idlest(own, seat)
+            await self._take_turn(seat)
+
+    async def _take_turn(self, seat: _Seat[W]) -> None:
         async with self._next, self._changed:
             while len(self) >= self._max_workers:
-                if (victim := await self._idlest()) is None:
-                    await self._changed.wait()
-                else:
-                    logger.info("worker %s makes room for %s", victim.key, seat.key)
-                    await self._stop_if_idle(victim)
+                await self._stop_idlest(list(self._seats.values()), seat)
             seat.state = "starting"
 
-    async def _idlest(self) -> _Seat[W] | None:
+    def _running_of(self, peer: str) -> list[_Seat[W]]:
+        return [each for each in self._seats.values() if each.key.peer == peer and each.runs]
+
+    async def _stop_idlest(self, seats: list[_Seat[W]], other: _Seat[W]) -> None:
+        """Stops one that has no work; if all have some, returns when that may have changed."""
+        if (victim := await self._idlest(seats)) is None:
+            # Nobody tells when a background process or a cron job ends.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pause):
+                    await self._changed.wait()
+        else:
+            logger.info("worker %s makes room for %s", victim.key, other.key)
+            await self._stop_if_idle(victim)
+
+    async def _idlest(self, seats: list[_Seat[W]]) -> _Seat[W] | None:
         """The worker without work that was used longest ago."""
-        seats = [seat for seat in self._seats.values() if seat.may_stop]
+        seats = [seat for seat in seats if seat.may_stop]
         jobs = await asyncio.gather(*map(self._has_jobs, seats))
         idle = [s for s, busy in zip(seats, jobs, strict=True) if not busy and s.may_stop]
         return min(idle, key=lambda seat: seat.used, default=None)
@@ -334,7 +374,7 @@ class Fleet(Generic[W]):
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(min(self._idle / 4, _LONGEST_PAUSE))
+            await asyncio.sleep(self._pause)
             for seat in list(self._seats.values()):
                 if self._clock() - seat.used < self._idle:
                     continue

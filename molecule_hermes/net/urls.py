@@ -29,6 +29,7 @@ RESERVED_NAMES = frozenset(
         "agent.json",
         "card",
         "console",
+        "deliveries",
         "extendedAgentCard",
         "healthz",
         "livez",

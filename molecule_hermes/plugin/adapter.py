@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,27 +24,29 @@ from gateway.platforms.base import (
 from molecule_hermes.errors import InternalFailure
 from molecule_hermes.plugin import hermes_api, prompts, warm_up
 from molecule_hermes.plugin.agent_watch import AgentWatch
+from molecule_hermes.plugin.asking import Asking
+from molecule_hermes.plugin.cron_deliveries import CronDeliveries
 from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.endpoints import application
 from molecule_hermes.plugin.file_delivery import FileDelivery, not_available
 from molecule_hermes.plugin.hardening import forbid_inspection
-from molecule_hermes.plugin.hermes_api import current_message_id
+from molecule_hermes.plugin.hermes_api import current_cron_run, current_message_id
 from molecule_hermes.plugin.hooks import Effect, Hooks
 from molecule_hermes.plugin.interim import interim_files
 from molecule_hermes.plugin.journal import Journals
 from molecule_hermes.plugin.kept_files import KeptFiles
+from molecule_hermes.plugin.late_output import LateOutput, is_status
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Outbox
 from molecule_hermes.plugin.profiles import ProfilesOffError, UnknownProfileError
-from molecule_hermes.plugin.send_results import not_sent, sent
+from molecule_hermes.plugin.send_results import sent
 from molecule_hermes.plugin.settings import PLATFORM, SECRETS, PluginSettings
 from molecule_hermes.plugin.shown_types import shown_type
 from molecule_hermes.plugin.sweeper import Sweeper
 from molecule_hermes.plugin.threads import widen_default_executor
 from molecule_hermes.plugin.tools.peers import PeerTools
-from molecule_hermes.plugin.turn import Question, Turn
+from molecule_hermes.plugin.turn import Turn
 from molecule_hermes.plugin.work_folders import WorkFolders
-from molecule_hermes.text import redact
 from molecule_hermes.wire import MAIN_AGENT, Context
 
 __all__ = ["MoleculeAdapter"]
@@ -56,12 +57,10 @@ _CLOCK = 0.1
 """Seconds by which the clock of a file system may lag behind."""
 
 
-class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
+class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  # type: ignore[misc]
     # The default of 4096 splits streamed text into messages.
     MAX_MESSAGE_LENGTH = 10_000_000
     splits_long_messages = True
-    # Nobody waits for a reply after the turn, so tools must not promise one.
-    supports_async_delivery = False
     interactive_resume = False
     # The bridge has authenticated the peer. Otherwise Hermes answers with a pairing code.
     authorization_is_upstream = True
@@ -79,6 +78,7 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
         self._kept = KeptFiles(Path(get_document_cache_dir()))
         self._sweeper = Sweeper(self._kept.sweep)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._cron = CronDeliveries(self._dispatcher.deliveries)
 
     # Hermes opens and closes the platform.
 
@@ -93,7 +93,13 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
         self._outbox = Outbox(journals, secret=settings.secret)
         bounds = {"max_chats": settings.max_chats, "max_waiting": settings.max_waiting}
         ledger = Ledger(journals, **bounds)
-        self._dispatcher = Dispatcher(self, ledger, self._outbox)
+        self._dispatcher = Dispatcher(
+            self,
+            ledger,
+            self._outbox,
+            max_of_chat=settings.max_deliveries_of_chat,
+            max_in_all=settings.max_deliveries,
+        )
         if not await self._listen(settings):
             return False
         hermes_api.widen_executor(self.gateway_runner, settings.max_threads)
@@ -108,6 +114,7 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
         self._sweeper.open()
         self._watch = AgentWatch(self.gateway_runner, self._dispatcher, self)
         self._watch.attach()
+        self.follow_late_output()
         self._outbox.open()
         self._peer_tools.open(self, settings.secret)
         self._hooks.attach(self)
@@ -119,6 +126,7 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
         hermes_api.report_disconnected(self)
         self._hooks.detach(self)
         self._watch.detach()
+        self.leave_late_output()
         if self._folders is not None:
             self._folders.detach(self.gateway_runner)
         await self._dispatcher.close()
@@ -187,15 +195,19 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
         self._peer_tools.offer(turn)
         log.info("%s from %s begins", turn, turn.inbound.peer_id)
         turn.began = time.time() - _CLOCK
-        refused = self._dispatcher.refused_before(turn)
+        notes = self._dispatcher.notes_before(turn)
         self._kept.enter(turn.chat_id)
-        await self.handle_message(await asyncio.to_thread(self._event, turn, refused))
+        if turn.event is None:
+            event = await asyncio.to_thread(self._event, turn, notes)
+        else:
+            event = self.late_event(turn, notes, self._prompt(turn))
+        await self.pass_on(event)
 
     async def stop(self, turn: Turn) -> None:
         hermes_api.clear_questions(turn.agent_key)
         # Only this command also kills the running tool; `cancel_session_processing` does not.
         event = MessageEvent("/stop", MessageType.COMMAND, self._source(turn))
-        await self.handle_message(event)
+        await self.pass_on(event)
 
     def release(self, turn: Turn) -> None:
         self._kept.leave(turn.chat_id)
@@ -224,6 +236,8 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
         return str(self.strip_media_directives_for_display(answer))
 
     def _source(self, turn: Turn) -> Any:
+        if turn.event is not None:
+            return self.late_source(turn)
         inbound = turn.inbound
         name = inbound.peer_name or inbound.peer_id
         source = self.build_source(
@@ -237,14 +251,14 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
         # Hermes's own `gateway.profile_routes` count for messages that name no profile.
         return replace(source, profile=inbound.profile) if inbound.profile else source
 
-    def _event(self, turn: Turn, refused: Sequence[str]) -> Any:
+    def _event(self, turn: Turn, notes: Sequence[str]) -> Any:
         items = turn.inbound.attachments
         paths = self._kept.save(turn.chat_id, items)
         shown = [shown_type(item, path) for item, path in zip(items, paths, strict=True)]
         earlier = self._kept.earlier(turn.chat_id, but=paths)
         folder = hermes_api.path_for_tools(earlier.folder)
-        notes = [*prompts.kept_files(folder, earlier.names, earlier.more)]
-        text = prompts.with_notes(turn.inbound.content, [*notes, *prompts.refusals(refused)])
+        kept = prompts.kept_files(folder, earlier.names, earlier.more)
+        text = prompts.with_notes(turn.inbound.content, [*kept, *notes])
         return MessageEvent(
             text=prompts.neutralized(text),
             # Not TEXT, which Hermes rewrites ("restart gateway" → /restart, base.py:1880).
@@ -254,8 +268,11 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
             media_urls=[str(path) for path in paths],
             media_types=shown,
             metadata={"agent": turn.inbound.agent, **turn.inbound.metadata.to_json()},
-            channel_prompt=turn.inbound.system_prompt or self._settings.system_prompt or None,
+            channel_prompt=self._prompt(turn),
         )
+
+    def _prompt(self, turn: Turn) -> str | None:
+        return turn.inbound.system_prompt or self._settings.system_prompt or None
 
     # Hermes calls these during and after a turn.
 
@@ -307,11 +324,12 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
     async def send(
         self, chat_id: str, content: str, reply_to: str | None = None, metadata: Any = None
     ) -> Any:
+        if (run := current_cron_run()) and not self.is_elsewhere():
+            return self.send_for_cron(run, chat_id, content)
         current = current_message_id()
-        turn = self._dispatcher.owner(chat_id, current, reply_to)
-        if turn is None:
-            known = self._dispatcher.push(chat_id, content)
-            return sent() if known else not_sent("the peer of this chat is unknown")
+        turn = self.owner(chat_id, current, reply_to)
+        if turn is None or (not current and is_status(content)):
+            return self.without_turn(reply_to)
         answer = self.shown(turn.answer or "")
         if reply_to != turn.message_id and not turn.continues(content, answer):
             self._dispatcher.remark(turn, content)
@@ -328,51 +346,9 @@ class MoleculeAdapter(FileDelivery, BasePlatformAdapter):  # type: ignore[misc]
     async def send_draft(
         self, chat_id: str, draft_id: int, content: str, metadata: Any = None
     ) -> Any:
-        if turn := self._dispatcher.owner(chat_id, current_message_id()):
+        if turn := self.owner(chat_id, current_message_id()):
             self._dispatcher.end_reasoning(turn)
             self._dispatcher.emit(turn, turn.draft(draft_id, content))
-        return sent()
-
-    async def send_exec_approval(  # noqa: PLR0917 - Hermes's signature
-        self,
-        chat_id: str,
-        command: str,
-        session_key: str,
-        description: str = "dangerous command",
-        metadata: Any = None,
-        allow_permanent: bool = True,
-        smart_denied: bool = False,
-    ) -> Any:
-        # "always" would apply to every peer and outlive the turn. Only the operator may allow that.
-        choices = ("once", "deny") if smart_denied else ("once", "session", "deny")
-        question = Question(
-            uuid.uuid4().hex,
-            session_key,
-            choices,
-            approval=True,
-            command=redact(command),
-            description=redact(description),
-            shown=(command, description),
-        )
-        return self._ask(chat_id, question, redact(f"{description}\n\n{command}"))
-
-    async def send_clarify(  # noqa: PLR0917 - Hermes's signature
-        self,
-        chat_id: str,
-        question: str,
-        choices: list[Any] | None,
-        clarify_id: str,
-        session_key: str,
-        metadata: Any = None,
-    ) -> Any:
-        offered = tuple(str(choice) for choice in choices or ())
-        return self._ask(chat_id, Question(clarify_id, session_key, offered, False), question)
-
-    def _ask(self, chat_id: str, question: Question, text: str) -> Any:
-        turn = self._dispatcher.owner(chat_id, current_message_id())
-        if turn is None:
-            return not_sent("no turn is running in this chat")
-        self._dispatcher.questions.ask(turn, question, text)
         return sent()
 
     async def send_typing(self, chat_id: str, metadata: Any = None) -> None:

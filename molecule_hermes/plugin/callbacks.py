@@ -51,9 +51,10 @@ def require_allowed(url: str, callbacks: Sequence[str]) -> None:
         raise CallbackRefusedError("the callback address is not allowed")
 
 
-def require_same_bridge(sender: str, bridge: str) -> None:
+def require_same_bridge(sender: str, bridge: str, former: Sequence[str] = ()) -> None:
     """Raises `OtherBridgeError` if the message came from a bridge with another name."""
-    if sender and not hmac.compare_digest(sender.encode(), bridge.encode()):
+    names = [hmac.compare_digest(name.encode(), bridge.encode()) for name in (sender, *former)]
+    if sender and not any(names):
         raise OtherBridgeError("the message was sent by another bridge")
 
 

@@ -10,17 +10,17 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Sequence
 
 from molecule_hermes.errors import Draining, InternalFailure, Interrupted, TurnFailure
 from molecule_hermes.keyed_tasks import KeyedTasks
 from molecule_hermes.plugin.callbacks import require_same_bridge
+from molecule_hermes.plugin.deliveries import Deliveries
 from molecule_hermes.plugin.gateway import Gateway
 from molecule_hermes.plugin.hermes_api import State
 from molecule_hermes.plugin.journal import Journal
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.outbox import Outbox
-from molecule_hermes.plugin.prompts import steering
+from molecule_hermes.plugin.prompts import refusals, steering, undelivered
 from molecule_hermes.plugin.questions import NotFoundError, Questions
 from molecule_hermes.plugin.turn import Turn
 from molecule_hermes.plugin.verdict import final_of
@@ -32,7 +32,6 @@ from molecule_hermes.wire import (
     Callback,
     Inbound,
     Notice,
-    Push,
     Reasoning,
     Spent,
     Steer,
@@ -62,13 +61,18 @@ _UNHEARD = (
 
 
 class Dispatcher:
-    def __init__(self, gateway: Gateway, ledger: Ledger, outbox: Outbox) -> None:
+    def __init__(
+        self, gateway: Gateway, ledger: Ledger, outbox: Outbox, **max_deliveries: int
+    ) -> None:
         self._gateway = gateway
         self._ledger = ledger
         self._outbox = outbox
         self.questions = Questions(gateway, self.emit)
         self._chats = KeyedTasks(ledger.begin, self._run)
         self._stops: set[asyncio.Task[None]] = set()
+        self.deliveries = Deliveries(
+            ledger, outbox, wake=self._chats.wake, stop=self._cancel, **max_deliveries
+        )
         self.instance = uuid.uuid4().hex
         """Identifies this run of Hermes. Messages that an earlier run accepted are lost."""
 
@@ -76,7 +80,8 @@ class Dispatcher:
 
     @property
     def active(self) -> int:
-        return len(self._ledger)
+        """The messages that wait or run, and the deliveries that a bridge is to get."""
+        return len(self._ledger) + self.deliveries.waiting
 
     def state(self) -> State:
         return self._gateway.state()
@@ -87,6 +92,7 @@ class Dispatcher:
         turn = self._ledger.accept(inbound)
         if turn is None:
             return False
+        self.deliveries.origins.spoken(inbound)
         self._chats.wake(turn.chat_id)
         return True
 
@@ -106,7 +112,7 @@ class Dispatcher:
         journal = self._ledger.journals.find(attach.message_id)
         if journal is None:
             raise NotFoundError("no such message is known")
-        require_same_bridge(journal.bridge, attach.bridge)
+        require_same_bridge(journal.bridge, attach.bridge, journal.former)
         self._outbox.attach(journal, attach.callback_url, attach.after)
         return self._describe(journal)
 
@@ -129,10 +135,17 @@ class Dispatcher:
         }
 
     def cancel(self, message_id: str, bridge: str = "") -> None:
+        self._cancel(self._turn_of(message_id, bridge))
+
+    def _turn_of(self, message_id: str, bridge: str) -> Turn:
+        """The turn of a message, for the bridge that it belongs to."""
         turn = self._ledger.find(message_id)
         if turn is None:
             raise NotFoundError("no such message is waiting or running")
-        require_same_bridge(turn.inbound.bridge, bridge)
+        require_same_bridge(turn.journal.bridge, bridge, turn.journal.former)
+        return turn
+
+    def _cancel(self, turn: Turn) -> None:
         if turn.canceled:
             return
         turn.canceled = True
@@ -145,10 +158,7 @@ class Dispatcher:
         task.add_done_callback(self._stops.discard)
 
     def answer(self, answer: Answer) -> None:
-        turn = self._ledger.find(answer.message_id)
-        if turn is None:
-            raise NotFoundError("no such question is open")
-        require_same_bridge(turn.inbound.bridge, answer.bridge)
+        turn = self._turn_of(answer.message_id, answer.bridge)
         # A bridge that was restarted repeats an answer that may not have arrived.
         if turn.answers.get(answer.question_id) == answer.answer:
             return
@@ -156,10 +166,7 @@ class Dispatcher:
 
     async def steer(self, steer: Steer) -> Steered:
         """Passes a text to the agent of a running message, once that agent has begun."""
-        turn = self._ledger.find(steer.message_id)
-        if turn is None:
-            raise NotFoundError("no such message is waiting or running")
-        require_same_bridge(turn.inbound.bridge, steer.bridge)
+        turn = self._turn_of(steer.message_id, steer.bridge)
         text = steering(steer.text)
         if not text:
             return Steered(False, "the message is empty")
@@ -247,18 +254,17 @@ class Dispatcher:
         turn.refused.append(reason)
         self.notice(turn, reason)
 
-    def refused_before(self, turn: Turn) -> Sequence[str]:
-        """The refusals of the turn before this one in its chat."""
+    def notes_before(self, turn: Turn) -> list[str]:
+        """What the agent is told with this turn: which files of the turn before were refused, and
+        which deliveries did not reach the peer."""
         previous = self._ledger.last(turn.chat_id)
-        return tuple(previous.refused) if previous else ()
+        undelivered_since = undelivered(self._ledger.take_notes(turn.chat_id))
+        return refusals(previous.refused if previous else ()) + undelivered_since
 
-    def push(self, chat_id: str, text: str, body: Body | None = None) -> bool:
-        """Sends something outside of any turn; False if the chat's peer is unknown."""
-        turn = self._ledger.last(chat_id)
-        if turn is None:
-            return False
-        self._post(turn, turn.callback(body or Push(), text))
-        return True
+    def is_late(self, *message_ids: str | None) -> bool:
+        """Whether output belongs to a message whose turn is over, so that nobody waits for it."""
+        known = [each for each in message_ids if each and self._ledger.knows(each)]
+        return bool(known) and not any(map(self._ledger.find, known))
 
     def agent_runs(self, turn: Turn, prompt: str) -> None:
         """The agent begins to work on this prompt."""

@@ -121,8 +121,10 @@ class _Endpoints:
         require_allowed(check.callback_url, self._callbacks)
         self._dispatcher.require_profile(check.profile)
         # What older plugins ignore, so that a bridge that relies on it does not trust them.
-        body = {"ok": True, "toolsets": True}
-        return web.json_response(body | ({"profile": check.profile} if check.profile else {}))
+        body: dict[str, object] = {"ok": True, "toolsets": True}
+        body |= {"profile": check.profile} if check.profile else {}
+        takes = self._dispatcher.deliveries.check(check)
+        return web.json_response(body | ({"deliveries": True} if takes else {}))
 
 
 def _guard(secret: str) -> Middleware:

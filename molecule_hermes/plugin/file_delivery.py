@@ -31,6 +31,8 @@ class FileDelivery:
     _settings: PluginSettings
     _folders: WorkFolders | None
     _kept: KeptFiles
+    owner: Callable[..., Turn | None]
+    without_turn: Callable[..., Any]
     validate_media_delivery_path: Callable[[str], str | None]
     """Hermes's own (base.py)."""
 
@@ -59,7 +61,7 @@ class FileDelivery:
         return await self._deliver_file(chat_id, caption, partial(linked_file, animation_url))
 
     async def _send_file(self, chat_id: str, path: str, caption: Any, name: Any = None) -> Any:
-        turn = self._dispatcher.owner(chat_id, current_message_id())
+        turn = self.owner(chat_id, current_message_id())
         read = partial(self._read, path, name or "", chat_id, turn)
         return await self._deliver_file(chat_id, caption, read)
 
@@ -102,13 +104,12 @@ class FileDelivery:
             data = file.data
             returned = data is not None and await asyncio.to_thread(self._kept.holds, chat_id, data)
         except FileRefusedError as error:
-            if turn := self._dispatcher.owner(chat_id, current_message_id()):
+            if turn := self.owner(chat_id, current_message_id()):
                 self._dispatcher.refuse(turn, str(error))
             return not_sent(str(error))
-        turn = self._dispatcher.owner(chat_id, current_message_id())
+        turn = self.owner(chat_id, current_message_id())
         if turn is None:
-            known = returned or self._dispatcher.push(chat_id, text, file)
-            return sent() if known else not_sent("the peer of this chat is unknown")
+            return self.without_turn()
         turn.has_files = True
         if not returned:
             self._dispatcher.emit(turn, turn.callback(file, text))

@@ -20,6 +20,7 @@ from molecule_hermes.plugin.hermes_api import (
     current_platform,
     is_background_review,
 )
+from molecule_hermes.plugin.jobs import begun_job
 from molecule_hermes.plugin.reasoning import reasoning_in
 from molecule_hermes.plugin.settings import PLATFORM
 from molecule_hermes.plugin.spending import model_of, usage_of
@@ -102,10 +103,12 @@ class Hooks:
     def _model_called(self, **given: Any) -> None:
         if given.get("platform") != _SUBAGENT:
             self._called(_model_answered, **given)
-        elif usage := usage_of(given):
-            message_id = self._subagents.message_of(given.get("session_id"))
+            return
+        # Hermes names the end of a subagent only by its session, which this makes known.
+        record = self._subagents.find(given.get("session_id"), given.get("task_id"))
+        if record is not None and (usage := usage_of(given)):
             self._pass_on(
-                message_id, lambda dispatcher, turn: dispatcher.subagent_called(turn, usage)
+                record.message_id, lambda dispatcher, turn: dispatcher.subagent_called(turn, usage)
             )
 
     def _subagent_started(self, **given: Any) -> None:
@@ -266,9 +269,11 @@ def _tool_started(given: Mapping[str, Any]) -> Effect:
 
 
 def _tool_ended(given: Mapping[str, Any]) -> Effect:
-    tool = tool_calls.ended(given)
+    tool, job = tool_calls.ended(given), begun_job(given)
 
     def effect(dispatcher: Dispatcher, turn: Turn) -> None:
+        if job is not None:
+            dispatcher.deliveries.origins.started(*job, turn.inbound)
         shown = tool if turn.wants(_TOOL_DETAIL) else replace(tool, result="")
         dispatcher.emit(turn, turn.callback(shown))
         if tool.tool == _CLARIFY:

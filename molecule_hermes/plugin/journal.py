@@ -36,6 +36,7 @@ _LOOSE = 64
 """More pieces of text than these are joined into one, if the bridge has them."""
 _LOOSE_UNSENT = 1024
 """More pieces of text than these are joined into one, even if the bridge has not."""
+_FORMER = 8
 _OVERHEAD = 256
 """Approximate bytes of a callback besides its content."""
 _seq = attrgetter("seq")
@@ -44,15 +45,24 @@ _seq = attrgetter("seq")
 class Journal:
     """The callbacks of one message, numbered in order.
 
-    `url` is the address of the bridge that follows the message; it is empty if there is none.
+    `url` is the address of the bridge that follows the message; it is empty if there is none. In a
+    `delivery` the first callback is a push.
     """
 
-    def __init__(self, message_id: str, chat_id: str, url: str, bridge: str = "") -> None:
+    def __init__(
+        self, message_id: str, chat_id: str, url: str, bridge: str = "", *, delivery: bool = False
+    ) -> None:
         self.message_id = message_id
         self.chat_id = chat_id
         self.url = url
         self.bridge = bridge
         """The name of the bridge that sent the message. Only it may attach."""
+        self.former: tuple[str, ...] = ()
+        """The names of bridges that were sent the push of a delivery before, and that may have
+        stored it."""
+        self.delivery = delivery
+        self.label = ""
+        """What a delivery is about, for people."""
         self.taken = -1
         """The highest `seq` that the bridge has acknowledged."""
         self.attached = 0
@@ -80,6 +90,11 @@ class Journal:
     def acknowledged(self) -> bool:
         """Whether a bridge that knows the message has its final."""
         return self._final is not None and self.taken >= self._final
+
+    @property
+    def opened(self) -> bool:
+        """Whether a bridge has acknowledged the first callback, for a delivery its push."""
+        return self.taken >= 0
 
     @property
     def pending(self) -> int:
@@ -148,6 +163,12 @@ class Journal:
         self.attached += 1
         self.taken = min(after, self.last_seq)
         self._torn_at = None
+
+    def belong_to(self, bridge: str) -> None:
+        """Another bridge gets the push of a delivery that no bridge has acknowledged."""
+        if self.bridge and self.bridge != bridge:
+            self.former = (*self.former, self.bridge)[-_FORMER:]
+        self.bridge = bridge
 
     def detach(self) -> None:
         """The bridge does not know the message. Nothing is sent until another one attaches."""
@@ -226,6 +247,8 @@ class Journals:
         """Those whose end no bridge has acknowledged, the oldest first."""
         self._done: OrderedDict[str, Journal] = OrderedDict()
         self._bytes = 0
+        self.on_lost: Callable[[Journal], None] = lambda journal: None
+        """Called when there was no room for an end that no bridge has acknowledged."""
 
     def __len__(self) -> int:
         return len(self._open) + len(self._done)
@@ -238,10 +261,20 @@ class Journals:
         """Approximate bytes of all journals."""
         return self._bytes
 
-    def begin(self, message_id: str, chat_id: str, url: str, bridge: str = "") -> Journal:
+    def begin(
+        self, message_id: str, chat_id: str, url: str, bridge: str = "", *, delivery: bool = False
+    ) -> Journal:
         self._drop_expired()
-        journal = self._open[message_id] = Journal(message_id, chat_id, url, bridge)
+        journal = Journal(message_id, chat_id, url, bridge, delivery=delivery)
+        self._open[message_id] = journal
         return journal
+
+    def drop(self, journal: Journal) -> None:
+        """Forgets a message; what is added to it later is lost."""
+        for journals in (self._open, self._done):
+            if journals.get(journal.message_id) is journal:
+                self._forget(journals, journal)
+        journal.detach()
 
     def find(self, message_id: str) -> Journal | None:
         return self._open.get(message_id) or self._done.get(message_id)
@@ -304,6 +337,7 @@ class Journals:
             return False
         log.warning("forgot the end of message %s: there is no room for it", ended.message_id)
         self._forget(self._open, ended)
+        self.on_lost(ended)
         return True
 
     def _forget(self, journals: OrderedDict[str, Journal], journal: Journal) -> None:

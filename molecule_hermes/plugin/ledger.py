@@ -5,15 +5,18 @@ A message waits, then runs, then is finished; at most one message of each chat r
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from molecule_hermes.errors import Busy
-from molecule_hermes.plugin.journal import Journals
+from molecule_hermes.plugin.journal import Journal, Journals
 from molecule_hermes.plugin.turn import Turn
 from molecule_hermes.wire import Inbound
 
 __all__ = ["Chat", "Ledger"]
+
+_NOTES = 16
 
 
 @dataclass(slots=True)
@@ -23,6 +26,8 @@ class Chat:
     waiting: deque[Turn] = field(default_factory=deque)
     running: Turn | None = None
     last: Turn | None = None
+    notes: list[str] = field(default_factory=list)
+    """What the agent is to be told with the next message."""
 
     @property
     def idle(self) -> bool:
@@ -55,7 +60,7 @@ class Ledger:
         """How many messages are not finished."""
         return len(self._turns)
 
-    def accept(self, inbound: Inbound) -> Turn | None:
+    def accept(self, inbound: Inbound, *, delivery: bool = False) -> Turn | None:
         """Queues a message; None if it is known already. Raises `Busy` beyond the bounds."""
         message_id = inbound.message_id
         if message_id in self._turns or message_id in self._finished:
@@ -65,12 +70,15 @@ class Ledger:
             raise Busy("too many messages wait in this conversation")
         if self._turns and self._bytes + _size(inbound) > self._max_bytes:
             raise Busy("too many large messages wait")
-        ids = (message_id, inbound.chat_id)
-        turn = Turn(inbound, self.journals.begin(*ids, inbound.callback_url, inbound.bridge))
+        turn = Turn(inbound, self.begin_journal(inbound, delivery=delivery))
         chat.waiting.append(turn)
         self._turns[message_id] = turn
         self._bytes += _size(inbound)
         return turn
+
+    def begin_journal(self, inbound: Inbound, *, delivery: bool = False) -> Journal:
+        ids = (inbound.message_id, inbound.chat_id)
+        return self.journals.begin(*ids, inbound.callback_url, inbound.bridge, delivery=delivery)
 
     def begin(self, chat_id: str) -> Turn | None:
         """Starts the next message of a chat; None while one runs or if none waits."""
@@ -92,9 +100,23 @@ class Ledger:
         return chat.running if chat else None
 
     def last(self, chat_id: str) -> Turn | None:
-        """The turn whose address gets a push: the latest that ended, else the running one."""
+        """The latest turn that ended, else the running one."""
         chat = self._chats.get(chat_id)
         return (chat.last or chat.running) if chat else None
+
+    def note(self, chat_id: str, text: str) -> None:
+        """Keeps something that the agent is to be told with the chat's next message."""
+        with contextlib.suppress(Busy):
+            notes = self._chat(chat_id).notes
+            if text not in notes and len(notes) < _NOTES:
+                notes.append(text)
+
+    def take_notes(self, chat_id: str) -> list[str]:
+        chat = self._chats.get(chat_id)
+        notes = list(chat.notes) if chat else []
+        if chat:
+            chat.notes.clear()
+        return notes
 
     def unfinished(self) -> list[Turn]:
         return list(self._turns.values())

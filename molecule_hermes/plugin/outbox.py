@@ -14,7 +14,7 @@ import io
 import json
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias
 
@@ -24,7 +24,7 @@ from molecule_hermes.backoff import Backoff
 from molecule_hermes.errors import InternalFailure
 from molecule_hermes.keyed_tasks import KeyedTasks
 from molecule_hermes.plugin.journal import Journal, Journals, size_of
-from molecule_hermes.wire import SECRET_HEADER, Callback, Final, Problem
+from molecule_hermes.wire import SECRET_HEADER, Callback, Final, Problem, Push, WireError
 
 __all__ = ["Outbox"]
 
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 _BACKOFF = Backoff(first=0.1, longest=5.0)
 _BATCH = 256
 _BATCH_BYTES = 2**20
+_UNREADABLE = Problem("bad_request", "the bridge cannot read it")
 _REFUSED = frozenset({400, 413, 422})
 """The bridge cannot read the callback, and could not at another attempt."""
 
@@ -76,11 +77,13 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """How a bridge responded. `unknown` are the messages that it does not know."""
+    """How a bridge responded. `unknown` are the messages that it does not know, `refused` the
+    deliveries that it does not take."""
 
     status: int
     unknown: frozenset[str] = frozenset()
     all_unknown: bool = False
+    refused: Mapping[str, Problem] = field(default_factory=dict)
 
     @property
     def taken(self) -> bool:
@@ -105,6 +108,10 @@ class Outbox:
         self._failures: dict[str, int] = {}
         """Failed requests in a row of messages with a lane of their own."""
         self._tasks = KeyedTasks(self._take, self._deliver)
+        self.on_refused: Callable[[Journal, Problem], None] = lambda journal, problem: None
+        """Called when a bridge does not take a delivery, which is forgotten then."""
+        self.on_unknown: Callable[[Journal], None] = lambda journal: None
+        """Called when a bridge does not know a message."""
         self._session: aiohttp.ClientSession | None = None
 
     def __len__(self) -> int:
@@ -212,9 +219,13 @@ class Outbox:
         if not part.counts:
             return
         journal = part.journal
+        if journal.delivery and (problem := answer.refused.get(journal.message_id)):
+            self._drop(journal, problem)
+            return
         if not answer.knows(journal.message_id):
             self._unschedule(journal)
             journal.detach()
+            self.on_unknown(journal)
             return
         journal.take(part.callbacks[-1].seq or 0)
         self._failures.pop(journal.message_id, None)
@@ -222,6 +233,11 @@ class Outbox:
             self.journals.acknowledge(journal)
         if not journal.pending:
             self._unschedule(journal)
+
+    def _drop(self, journal: Journal, problem: Problem) -> None:
+        self._unschedule(journal)
+        self.journals.drop(journal)
+        self.on_refused(journal, problem)
 
     async def _deliver_singly(self, url: str, batch: _Batch) -> None:
         """The bridge refuses a batch as a whole; singly, it refuses only what is at fault."""
@@ -243,6 +259,10 @@ class Outbox:
 
     async def _refused(self, url: str, part: _Part, callback: Callback) -> None:
         if not part.counts or callback.seq is None:
+            return
+        if isinstance(callback.body, Push):
+            # Without it the bridge would not know what the other callbacks belong to.
+            self._drop(part.journal, _UNREADABLE)
             return
         if not isinstance(callback.body, Final):
             log.warning("the bridge refused a callback (%s)", callback.body.type)
@@ -283,11 +303,24 @@ def _answer(status: int, said: bytes) -> _Answer:
         body = None
     if not isinstance(body, Mapping):
         return _Answer(status)
-    unknown = body.get("unknown")
+    unknown, refused = body.get("unknown"), _refusals(body.get("refused"))
     if isinstance(unknown, list):
-        return _Answer(status, frozenset(map(str, unknown)))
+        return _Answer(status, frozenset(map(str, unknown)), refused=refused)
     # Older bridges say only that they know none of the messages.
-    return _Answer(status, all_unknown=body.get("stale") is True)
+    return _Answer(status, all_unknown=body.get("stale") is True, refused=refused)
+
+
+def _refusals(refused: object) -> Mapping[str, Problem]:
+    if not isinstance(refused, Mapping):
+        return {}
+    return {str(push_id): _problem(why) for push_id, why in refused.items()}
+
+
+def _problem(why: object) -> Problem:
+    try:
+        return Problem.parse(why)
+    except WireError:
+        return Problem("internal", "the bridge does not take it")
 
 
 def _encoded(callbacks: Sequence[Callback]) -> bytes:

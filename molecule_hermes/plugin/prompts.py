@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["kept_files", "neutralized", "refusals", "steering", "with_notes"]
+__all__ = ["kept_files", "neutralized", "refusals", "steering", "undelivered", "with_notes"]
 
 _REFERENCE = re.compile(r"(?<![\w/])@(?=(?:diff|staged)\b|(?:file|folder|git|url):)")
 
@@ -42,6 +42,11 @@ def refusals(reasons: Sequence[str]) -> list[str]:
     Hermes delivers files after the agent has finished, so the agent cannot learn of it earlier.
     """
     return [f"[Your last answer: {reason}]" for reason in reasons]
+
+
+def undelivered(reasons: Sequence[str]) -> list[str]:
+    """A note on each delivery that did not reach the peer."""
+    return [f"[Not delivered: {reason}]" for reason in reasons]
 
 
 def kept_files(folder: str, names: Sequence[str], more: int = 0) -> list[str]:

@@ -42,6 +42,8 @@ _NUMBERS = (
     "max_chats",
     "max_threads",
     "max_waiting",
+    "max_deliveries",
+    "max_deliveries_of_chat",
     "journal_for",
     "journal_bytes",
     "flush_for",
@@ -74,6 +76,9 @@ class PluginSettings:
     max_chats: int = 1024
     max_threads: int = 10
     max_waiting: int = 64
+    max_deliveries: int = 256
+    """Deliveries that run, or that no bridge has acknowledged."""
+    max_deliveries_of_chat: int = 16
     journal_for: float = 3600.0
     """Seconds for which an ended turn can be attached to, after a bridge has acknowledged it."""
     journal_bytes: int = 64 * 2**20

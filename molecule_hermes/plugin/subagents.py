@@ -42,6 +42,15 @@ class Subagents:
             self._records.move_to_end(session_id)
             return self._records[session_id]
 
+    def find(self, session_id: object, task_id: object) -> SubagentRecord | None:
+        """Also if Hermes has compressed the subagent's conversation, which may give it another
+        session (agent/conversation_compression.py:1247). Its task stays the same, and its new
+        session is known from now on."""
+        record = self.get(session_id)
+        if record is None and (record := self.get(task_id)) and isinstance(session_id, str):
+            self.add(session_id, record)
+        return record
+
     def message_of(self, session_id: object) -> str:
         """The message that the session's subagent works for; empty for any other session."""
         record = self.get(session_id)

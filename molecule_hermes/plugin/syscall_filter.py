@@ -2,7 +2,9 @@
 
 Landlock's scopes stop signals, but not `prlimit`, by which a process ends any other of its user
 (RLIMIT_CPU), nor changes of its priority. The kernel's keyrings are shared by all processes of a
-user, and Landlock's rules for TCP ports do not count for MPTCP and SMC. Standard library only.
+user, and Landlock's rules for TCP ports do not count for MPTCP and SMC. By inotify and fanotify a
+process learns the names of the files that are made in folders which it may not list. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -46,6 +48,9 @@ _MACHINES = {
             "request_key": 249,
             "keyctl": 250,
             "ioprio_set": 251,
+            "inotify_init": 253,
+            "inotify_init1": 294,
+            "fanotify_init": 300,
             "prlimit64": 302,
             "sched_setattr": 314,
             "io_uring_setup": 425,
@@ -54,6 +59,7 @@ _MACHINES = {
     "aarch64": _Machine(
         0xC00000B7,
         {
+            "inotify_init1": 26,
             "ioprio_set": 30,
             "sched_setparam": 118,
             "sched_setscheduler": 119,
@@ -63,6 +69,7 @@ _MACHINES = {
             "request_key": 218,
             "keyctl": 219,
             "prlimit64": 261,
+            "fanotify_init": 262,
             "sched_setattr": 274,
             "io_uring_setup": 425,
         },
@@ -119,6 +126,9 @@ def _rule(name: str) -> list[_Instruction]:
     match name:
         case "add_key" | "request_key" | "keyctl" | "io_uring_setup":
             # By io_uring a process makes sockets without a system call.
+            return [_refuse(errno.ENOSYS)]
+        case "inotify_init" | "inotify_init1" | "fanotify_init":
+            # Programs such as `tail -f` look again and again then.
             return [_refuse(errno.ENOSYS)]
         case "socket":
             return [

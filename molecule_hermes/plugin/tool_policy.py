@@ -64,11 +64,8 @@ class ToolPolicy:
         if message_id and hermes_api.current_platform() != PLATFORM:
             return None
         if not message_id:
-            # A subagent's thread is without the message's context. Its session changes when Hermes
-            # compresses it; its task does not.
-            subagent = self._subagents.get(given.get("session_id")) or self._subagents.get(
-                given.get("task_id")
-            )
+            # A subagent's thread is without the message's context.
+            subagent = self._subagents.find(given.get("session_id"), given.get("task_id"))
             if subagent is None:
                 lost = hermes_api.is_subagent(given.get("task_id")) and self._bounds_any()
                 return _UNKNOWN if lost else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from molecule_hermes.errors import TurnFailure
 from molecule_hermes.plugin.journal import Journal
@@ -40,6 +41,8 @@ class Turn:
     """The chat's session as the platform's base class names it."""
     agent_key: str = ""
     """The same session as Hermes names it among its agents: another name for a profile's."""
+    event: Any = None
+    """Hermes's own event that begins the turn of a delivery; None for a peer's message."""
     began: float = 0.0
     """When Hermes got the message, in seconds since 1970."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -82,7 +85,8 @@ class Turn:
     _streamed: str = ""
 
     def __str__(self) -> str:
-        return f"message {self.message_id} to agent {self.inbound.agent!r}"
+        kind = "delivery" if self.journal.delivery else "message"
+        return f"{kind} {self.message_id} to agent {self.inbound.agent!r}"
 
     @property
     def message_id(self) -> str:
@@ -180,12 +184,12 @@ class Turn:
             self.spending.add(usage, of_agent=True)
 
     def forget(self) -> None:
-        """Keeps only what a push needs: the names and the journal."""
+        """Keeps only the names and the journal."""
         self.has_attachments = bool(self.inbound.attachments)
         self.inbound = replace(
             self.inbound, content="", attachments=(), system_prompt="", response_format=None
         )
-        self.answer = self.reply = None
+        self.answer = self.reply = self.event = None
         self._streamed = ""
         self.unheard, self.interim = [], []
         self.questions.clear()

@@ -68,6 +68,8 @@ class ActiveTurn:
     data: Part | None = None
     """The answer, if it is data."""
     run: TurnRun = field(default_factory=TurnRun)
+    delivery: bool = False
+    """Whether the agent began the turn, and not a message of its peer."""
     resuming: bool = False
     """Whether an earlier bridge left the turn, and it is not known yet what became of it."""
     sent: bool = False
@@ -129,6 +131,7 @@ class ActiveTurn:
     def restore(self, record: TurnRecord) -> None:
         """Goes on where an earlier bridge stopped."""
         self.resuming = True
+        self.delivery = record.delivery
         self.queue.seq, self.sent = record.place.seq, record.sent
         if record.sent:
             self.found.clear()
@@ -155,6 +158,8 @@ class ActiveTurn:
             additions=tuple(self.additions),
             questions=tuple(self._open_questions()),
             asked=tuple(self.run.asked),
+            conversation=self.turn.conversation if not self.delivery else "",
+            delivery=self.delivery,
         )
 
     def _open_questions(self) -> Iterator[tuple[Question, str]]:

@@ -65,6 +65,8 @@ def build_card(
 ) -> AgentCard:
     """With `tenant`, clients of A2A 1.0 name it in their requests. `agent_id` is the agent's name
     in chains of agents."""
+    if not settings.deliveries:
+        features -= {Feature.DELIVERIES}
     remarks = ["It answers with the built-in demo model, not a real one."] if demo else []
     # The card is public.
     remarks += [f"Warning: {without_addresses(warning)}" for warning in warnings]

@@ -12,6 +12,7 @@ from molecule_hermes.turns.features import Feature
 from molecule_hermes.turns.model import REASONING, TOOL_DETAIL
 
 __all__ = [
+    "DELIVERIES",
     "QUESTIONS",
     "REASONING_URI",
     "STRUCTURED_OUTPUT",
@@ -24,6 +25,7 @@ __all__ = [
 # The URIs are names, not addresses. The number changes with an incompatible change.
 TURN_METADATA = "urn:molecule-hermes:a2a:turn-metadata:1"
 QUESTIONS = "urn:molecule-hermes:a2a:questions:1"
+DELIVERIES = "urn:molecule-hermes:a2a:deliveries:1"
 STRUCTURED_OUTPUT = "urn:molecule-hermes:a2a:structured-output:1"
 """Also the name in a message's metadata under which its schema stands."""
 REASONING_URI = "urn:molecule-hermes:a2a:reasoning:1"
@@ -65,6 +67,11 @@ def extensions(
         declared[QUESTIONS] = (
             "The open questions of an INPUT_REQUIRED task, with choices and expiry, and answers "
             "that name their question, as a JSON Schema."
+        )
+    if Feature.DELIVERIES in features:
+        declared[DELIVERIES] = (
+            "Tasks that the agent begins itself, in a context of its peer: metadata "
+            '{"initiatedBy": "agent", "cause"}; GET /deliveries streams them as server-sent events.'
         )
     declared |= {
         uri: each.description for uri, each in _ON_REQUEST.items() if each.feature in features

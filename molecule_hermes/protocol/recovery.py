@@ -141,7 +141,9 @@ class Recovery:
     async def _context(
         self, task: Task, record: TurnRecord, call: ServerCallContext
     ) -> RequestContext:
-        """The request that began the task."""
+        """The request that began the task. A delivery has none."""
+        if record.delivery:
+            return RequestContext(call, None, task.id, task.context_id, task)
         message = task.history[0] if task.history else None
         params = SendMessageRequest(
             message=message,

@@ -143,6 +143,18 @@ class TaskLog(EventQueue):
             await asyncio.shield(self._append(event, turn))
         await self._let_readers_catch_up()
 
+    async def begin(self, task: Task, turn: TurnRecord) -> None:
+        """Publishes the task as the first event. Raises what the recorder raises; then nothing was
+        published, and the log is of no use."""
+        async with self._appending:
+            self._began = True
+            self.turn = turn
+            self._number(task)
+            apply_event(self.task, task)
+            await self._recorder.record(self)
+            self.recorded = True
+            await self._publish(task)
+
     def leave_open(self) -> None:
         """Takes no more events: another bridge goes on with the task."""
         self.left_open = True

@@ -17,8 +17,13 @@ from a2a.types import ListTasksRequest, ListTasksResponse, Task
 
 from molecule_hermes.errors import StorageFailure
 from molecule_hermes.protocol.task_log import Listener, TaskLog
-from molecule_hermes.storage.base import Store, owners_of
-from molecule_hermes.storage.contents import merge_text, replace_non_finite, trim_rejected
+from molecule_hermes.storage.base import Conversation, DeliveryEvent, Store, owners_of
+from molecule_hermes.storage.contents import (
+    is_delivery,
+    merge_text,
+    replace_non_finite,
+    trim_rejected,
+)
 from molecule_hermes.storage.quota import StoredBytes
 
 __all__ = ["TaskRegistry"]
@@ -38,6 +43,10 @@ async def _no_check() -> None:
 
 
 def _ignore(log: TaskLog) -> None:
+    pass
+
+
+def _ignore_owner(owner: str) -> None:
     pass
 
 
@@ -63,6 +72,8 @@ class TaskRegistry:
         self._checkpoint = checkpoint
         self._check = check
         self._on_end = on_end
+        self.delivery_changed: Callable[[str], None] = _ignore_owner
+        """Called with the owner of a delivery that was stored."""
         self._logs: dict[str, TaskLog] = {}
         self._unwritten: dict[TaskLog, None] = {}
         self._wake = asyncio.Event()
@@ -158,15 +169,34 @@ class TaskRegistry:
         try:
             turn = log.turn.to_json() if log.turn is not None and not log.terminal else ""
             await self._store.save(log.task, log.context, turn)
+            if not log.recorded and log.turn is not None and log.turn.conversation:
+                # After the task: a conversation without tasks may be forgotten at any time.
+                conversation = Conversation(log.owner, log.task.context_id)
+                await self._store.remember(log.turn.conversation, conversation)
         except StorageFailure as failure:
             self._failure = failure
             raise
         self._failure = None
         self.stored.saved(log.owner, log.task.id, size, ended=log.terminal)
+        if is_delivery(log.task):
+            self.delivery_changed(log.owner)
         if log.terminal:
             self._forget(log)
             if log.lost is None:
                 self._on_end(log)
+
+    async def conversation(self, name: str) -> Conversation | None:
+        """What Hermes's name for a conversation stands for."""
+        return await self._store.conversation(name)
+
+    async def delivery_events(
+        self, owners: Sequence[str], after: int, limit: int
+    ) -> Sequence[DeliveryEvent]:
+        return await self._store.delivery_events(owners, after, limit)
+
+    def abandon(self, log: TaskLog) -> None:
+        """Forgets a task that could not begin."""
+        self._forget(log)
 
     def record_later(self, log: TaskLog) -> None:
         self._unwritten[log] = None

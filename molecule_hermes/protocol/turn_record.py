@@ -41,6 +41,10 @@ class TurnRecord:
     """The questions that wait for the peer's answers, and when each expires."""
     asked: tuple[str, ...] = ()
     """The ids of all questions that the peer was asked."""
+    conversation: str = ""
+    """Hermes's name for the conversation; empty in the record of an older bridge."""
+    delivery: bool = False
+    """Whether the agent began the turn, and not a message of its peer."""
 
     def to_json(self) -> str:
         data = {name: getattr(self, name) for name in self.__slots__}
@@ -70,11 +74,12 @@ class TurnRecord:
     def _is_sound(self) -> bool:
         times = (self.began, self.seconds_left, self.first_text or 0.0)
         place = self.place
-        names = (self.message_id, place.address, place.instance, place.bridge)
+        names = (self.message_id, self.conversation, place.address, place.instance, place.bridge)
         return (
             all(isinstance(name, str) for name in names)
             and bool(self.message_id)
             and isinstance(self.sent, bool)
+            and isinstance(self.delivery, bool)
             and isinstance(place.seq, int)
             and all(isinstance(time, int | float) and math.isfinite(time) for time in times)
         )

@@ -42,7 +42,8 @@ def turn_of(context: RequestContext, policy: Policy) -> Turn:
 
 
 def _outbound(context: RequestContext, policy: Policy) -> Outbound | None:
-    if policy.reach is None:
+    """None also for a turn that no message began: nothing says which agents led to it."""
+    if policy.reach is None or context.message is None:
         return None
     try:
         return policy.reach.after(Chain.of(context.message))

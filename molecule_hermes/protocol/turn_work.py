@@ -62,7 +62,7 @@ class TurnWork:
 
     async def resume(self, active: ActiveTurn, context: RequestContext, resumed: Resumed) -> End:
         """Goes on with a turn of an earlier bridge, or runs it if Hermes never got it."""
-        conversation = active.turn.conversation
+        conversation = self._lane(active)
         before = self._last_resumed.get(conversation)
         self._last_resumed[conversation] = active
         try:
@@ -84,6 +84,8 @@ class TurnWork:
                 with contextlib.suppress(NotSentError):
                     return await self._attach(active, context, resumed)
             if context.message is None or not is_whole(context.message):
+                if active.delivery:
+                    raise Interrupted("what the agent began to say is lost")
                 gone = "the agent was restarted before the turn began, and the files are gone"
                 raise Interrupted.before_it_began(gone)
         finally:
@@ -95,7 +97,7 @@ class TurnWork:
     async def _attach(self, active: ActiveTurn, context: RequestContext, resumed: Resumed) -> End:
         turn, record = active.turn, resumed.record
         # First of all: the queued turns of the conversation come after it.
-        slot = self._enter(turn, runs=True)
+        slot = self._enter(active, runs=True)
         async with slot as active.slot:
             active.placed.set()
             if not await slot.wait():
@@ -124,7 +126,7 @@ class TurnWork:
         if isinstance(active.run.stop, Canceled):
             return Canceled()
         # At shutdown the scheduler is closed and refuses the turn, which the peer may send again.
-        async with self._enter(turn) as active.slot:
+        async with self._enter(active) as active.slot:
             active.placed.set()
             if not active.slot.started:
                 await updates.waiting(active.updater, *self._asking_before(turn))
@@ -135,9 +137,15 @@ class TurnWork:
             await updates.working(active.updater)
             return Canceled() if active.run.stop else await self._forward(active)
 
-    def _enter(self, turn: Turn, *, runs: bool = False) -> Slot:
+    def _lane(self, active: ActiveTurn) -> str:
+        """What the scheduler runs one by one: a conversation's turns. Hermes itself puts a delivery
+        among them, in a place that only it knows."""
+        return active.turn.message_id if active.delivery else active.turn.conversation
+
+    def _enter(self, active: ActiveTurn, *, runs: bool = False) -> Slot:
+        turn = active.turn
         return self._scheduler.enter(
-            turn.conversation, turn.peer, turn.size, agent=turn.agent, runs=runs
+            self._lane(active), turn.peer, turn.size, agent=turn.agent, runs=runs
         )
 
     def _asking_before(self, turn: Turn) -> tuple[str, Question | None]:

@@ -30,6 +30,8 @@ from molecule_hermes.backoff import Backoff
 from molecule_hermes.errors import StorageFailure
 from molecule_hermes.keyed_tasks import KeyedTasks
 from molecule_hermes.net.addresses import NotPublicError, PublicOnly
+from molecule_hermes.protocol.caller import Caller
+from molecule_hermes.protocol.channels import Channel, channel_config, is_channel, named
 from molecule_hermes.protocol.states import ends
 from molecule_hermes.protocol.task_log import TaskEvent
 from molecule_hermes.protocol.webhook_payloads import is_v03, payload, registered_by
@@ -81,17 +83,38 @@ class PushConfigs(PushNotificationConfigStore):
     async def _require_room(
         self, task_id: str, added: TaskPushNotificationConfig, context: ServerCallContext
     ) -> None:
-        known = await self._stored.get_info(task_id, context)
+        known = await self.get_info(task_id, context)
+        if is_channel(added):
+            raise InvalidParamsError("the id of this push configuration is reserved")
         new = all(config.id != (added.id or task_id) for config in known)
         if new and len(known) >= MAX_CONFIGS:
             raise InvalidParamsError(
                 f"a task must not have more than {MAX_CONFIGS} push configurations"
             )
 
+    async def follow_delivery(
+        self,
+        task_id: str,
+        origin: str,
+        channels: Sequence[TaskPushNotificationConfig],
+        context: ServerCallContext,
+    ) -> None:
+        """Gives a delivery the webhooks of the task that it comes from, and the channels."""
+        configs = await self.get_info(origin, context) if origin else []
+        for config in configs:
+            config.id = "" if config.id == origin else config.id
+        configs += channels
+        if configs:
+            self._tasks.add(task_id)
+        for config in configs:
+            await self._stored.set_info(task_id, config, context)
+
     async def get_info(
         self, task_id: str, context: ServerCallContext
     ) -> list[TaskPushNotificationConfig]:
-        return await self._stored.get_info(task_id, context)
+        """Those that peers know of."""
+        known = await self._stored.get_info(task_id, context)
+        return [config for config in known if not is_channel(config)]
 
     async def get_info_for_dispatch(self, task_id: str) -> list[TaskPushNotificationConfig]:
         if task_id not in self._tasks:
@@ -119,7 +142,11 @@ class PushConfigs(PushNotificationConfigStore):
     async def delete_info(
         self, task_id: str, context: ServerCallContext, config_id: str | None = None
     ) -> None:
-        await self._stored.delete_info(task_id, context, config_id)
+        if config_id is not None:
+            if not is_channel(TaskPushNotificationConfig(id=config_id)):
+                await self._stored.delete_info(task_id, context, config_id)
+        else:
+            await self._stored.delete_info(task_id, context)
         if not await self._stored.get_info_for_dispatch(task_id):
             self._tasks.discard(task_id)
 
@@ -146,6 +173,8 @@ class PushSender:
         self._timeout = timeout
         self._flush_for = flush_for
         self._queues: dict[_Key, deque[_Notification]] = {}
+        self.channels: dict[str, Channel] = {}
+        """Ways to peers besides the webhooks that they register, for deliveries."""
         self._tasks = KeyedTasks(self._take, self._deliver)
         self._session: aiohttp.ClientSession | None = None
         self.failed = 0
@@ -182,14 +211,24 @@ class PushSender:
             return False
         return True
 
+    async def follow_delivery(self, task_id: str, origin: str, context: ServerCallContext) -> None:
+        """Before the delivery's first event: it is told to the webhooks of its origin, and through
+        the channels that the peer has."""
+        peer = context.user.peer if isinstance(context.user, Caller) else context.user.user_name
+        channels = [
+            channel_config(n, peer) for n, each in self.channels.items() if each.serves(peer)
+        ]
+        await self.configs.follow_delivery(task_id, origin, channels, context)
+
     async def notify(self, task: Task, event: TaskEvent) -> None:
         """Queues an event of the task for each of its webhooks; sends nothing itself."""
         configs = await self.configs.get_info_for_dispatch(task.id)
         droppable = isinstance(event, TaskArtifactUpdateEvent)
         bodies = {v03: payload(task, event, v03=v03) for v03 in set(map(is_v03, configs))}
+        ended = _copy(task) if ends(event) and any(map(is_channel, configs)) else None
         for config in configs:
             if (body := bodies[is_v03(config)]) is not None:
-                self._enqueue(_Notification(task.id, config, body, droppable, ends(event)))
+                self._enqueue(_Notification(task.id, config, body, droppable, ends(event), ended))
         if configs and ends(event):
             self.configs.ended(task.id)
 
@@ -228,6 +267,8 @@ class PushSender:
         if self._session is None:
             return 403
         config = notification.config
+        if is_channel(config):
+            return await self._pass_on(notification)
         try:
             url = self._addresses.parse(config.url)
             async with self._session.post(
@@ -241,6 +282,17 @@ class PushSender:
         except (aiohttp.ClientError, TimeoutError, OSError):
             return 503
 
+    async def _pass_on(self, notification: _Notification) -> int:
+        name, peer = named(notification.config)
+        channel = self.channels.get(name)
+        if channel is None:
+            return 410
+        try:
+            return await channel.send(peer, notification.body, notification.ended)
+        except Exception:
+            logger.exception("a delivery could not be passed on through %s", name)
+            return 500
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Notification:
@@ -250,10 +302,18 @@ class _Notification:
     droppable: bool
     last: bool = False
     """Whether it tells of the task's end."""
+    ended: Task | None = None
+    """The task then, for channels."""
 
     @property
     def key(self) -> _Key:
         return self.task_id, self.config.id
+
+
+def _copy(task: Task) -> Task:
+    copy = Task()
+    copy.CopyFrom(task)
+    return copy
 
 
 def _most_expendable(queue: deque[_Notification]) -> _Notification:

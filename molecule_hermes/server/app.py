@@ -46,6 +46,8 @@ _CARD_PATHS = (AGENT_CARD_WELL_KNOWN_PATH, "/.well-known/agent.json")
 """Clients of A2A before 0.3 look for the card at the second."""
 _AGENTS = "/agents"
 
+Endpoint = Callable[[Request], Awaitable[Response]]
+
 
 class CurrentApp:
     """An application that can be replaced. Requests that have begun stay with the earlier one."""
@@ -67,6 +69,7 @@ def create_app(
     probes: Sequence[Route],
     peer_tokens: PeerTokens,
     metrics: Metrics,
+    deliveries: Endpoint,
 ) -> ASGIApp:
     """Serves the cards and the probes to everybody, and everything else to peers.
 
@@ -75,7 +78,10 @@ def create_app(
     prefix = path_prefix(url)
     public = _starlette([*_card_routes(card), *_agent_card_routes(agents, prefix), *probes])
     protected = _starlette(
-        [_metrics_route(metrics), *_a2a_routes(handler, prefix, compat_v03=settings.compat_v03)],
+        [
+            _metrics_route(metrics),
+            *_a2a_routes(handler, prefix, deliveries, compat_v03=settings.compat_v03),
+        ],
         [
             Middleware(AuthenticationMiddleware, backend=peer_tokens, on_error=refuse_peer),
             Middleware(
@@ -136,10 +142,13 @@ def _http_error(request: Request, error: Any) -> Response:
     return JSONResponse(body, error.status_code, error.headers)
 
 
-def _a2a_routes(handler: RequestHandler, prefix: str, *, compat_v03: bool) -> list[BaseRoute]:
+def _a2a_routes(
+    handler: RequestHandler, prefix: str, deliveries: Endpoint, *, compat_v03: bool
+) -> list[BaseRoute]:
     rpc = JsonRpcEndpoint(handler, compat_v03=compat_v03).handle
     of_agent: list[BaseRoute] = [
         Route("/", rpc, methods=["POST"]),
+        Route("/deliveries", deliveries, methods=["GET"]),
         *rest_routes(handler, compat_v03=compat_v03),
     ]
     path = f"{_AGENTS}/{{agent}}"

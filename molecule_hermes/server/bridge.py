@@ -15,7 +15,7 @@ from starlette.requests import HTTPConnection
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from molecule_hermes.agents.outbound import OutboundCalls
+from molecule_hermes.agents.policies import delivery_policy
 from molecule_hermes.agents.request_handler import RoutingRequestHandler
 from molecule_hermes.agents.roster import Agent, OpenTransport, Roster
 from molecule_hermes.agents.routes import Routes
@@ -24,23 +24,27 @@ from molecule_hermes.errors import StartError
 from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.net.ports import bind, socket_family
 from molecule_hermes.net.urls import base_url
+from molecule_hermes.protocol.channels import Channel, WebhookChannel
+from molecule_hermes.protocol.deliveries import Deliveries, DeliveryLimits
 from molecule_hermes.protocol.recovery import Recovery
+from molecule_hermes.protocol.task_log import TaskLog
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.protocol.webhooks import PushConfigs, PushSender
 from molecule_hermes.server.agent_factory import AgentFactory
 from molecule_hermes.server.app import CurrentApp, create_app, create_overload_app
-from molecule_hermes.server.assembly import create_scheduler, running_of_peer
+from molecule_hermes.server.assembly import create_calls, create_scheduler, running_of_peer
 from molecule_hermes.server.connections import ConnectionTable, default_limit, open_files_limit
+from molecule_hermes.server.deliveries import DeliveryFeed, delivery_endpoint
 from molecule_hermes.server.error_responses import shorten_sdk_logs
 from molecule_hermes.server.health import Check, Health, probe_routes
 from molecule_hermes.server.http import HttpServer, Listener
-from molecule_hermes.server.identity import identity_of
 from molecule_hermes.server.middleware import PeerTokens, is_local
 from molecule_hermes.server.task_endings import TaskEndings
 from molecule_hermes.storage.opening import OpenStore, open_store
 from molecule_hermes.storage.quota import StorageQuota
 from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.transports.base import Transport
+from molecule_hermes.turns.features import Feature
 from molecule_hermes.turns.idempotency import IdempotencyIndex
 
 __all__ = ["Bridge"]
@@ -87,6 +91,10 @@ class Bridge:
         self._idempotency = IdempotencyIndex(settings.retry_window)
         self._peer_tokens = PeerTokens(self._settings.peer_tokens)
         self._scheduler = create_scheduler(self._settings)
+        self._peer_webhooks = WebhookChannel()
+        self.channels: dict[str, Channel] = {"webhook": self._peer_webhooks}
+        """How deliveries reach peers besides the webhooks that these register. Those that are added
+        before the bridge opens also get what an earlier bridge could not tell."""
         self._reloading = asyncio.Lock()
         self._stack = contextlib.AsyncExitStack()
 
@@ -113,8 +121,9 @@ class Bridge:
         await stack.enter_async_context(endings)
         tasks = self._create_registry(store, push, endings)
         await stack.enter_async_context(tasks)
+        self._create_deliveries(store, tasks, push)
         self.health.add("store", tasks.check)
-        self.calls = self._create_calls()
+        self.calls = create_calls(self._settings, self.metrics)
         await stack.enter_async_context(self.calls)
         self._factory = self._create_factory(store, tasks, push)
         await stack.enter_async_context(self.roster)
@@ -122,7 +131,9 @@ class Bridge:
         self._handler = RoutingRequestHandler(self.roster, tasks, Routes(self._configuration))
         self._apply(self._settings, self._configuration)
         recovery = Recovery(tasks, self.roster.executor_of, push)
+        self._take_deliveries()
         await recovery.take_over(store.unfinished)
+        self._deliveries.open()
         self.health.add("turns", recovery.check)
         self._watch(tasks, push)
         await stack.enter_async_context(self._create_server(listener))
@@ -138,6 +149,7 @@ class Bridge:
             settings.require_safe_exposure()
             await self.roster.change(configuration.agents)
             self._apply(settings, configuration)
+            self._take_deliveries()
             self._app.app = self._create_app()
 
     def _apply(self, settings: Settings, configuration: Configuration) -> None:
@@ -145,6 +157,10 @@ class Bridge:
         self._settings, self._configuration = settings, configuration
         self._peer_tokens = PeerTokens(settings.peer_tokens)
         self._handler.routes = Routes(configuration)
+        self._deliveries.allows = delivery_policy(configuration, settings)
+        self._peer_webhooks.webhooks = {
+            name: peer.webhook for name, peer in configuration.peers.items() if peer.webhook
+        }
         self.calls.configure(configuration)
         self._scheduler.limit(
             {name: agent.limits for name, agent in configuration.agents.items()},
@@ -186,15 +202,6 @@ class Bridge:
     def _build(self, config: AgentConfig, transport: Transport) -> Agent:
         return self._factory.build(config, transport)
 
-    def _create_calls(self) -> OutboundCalls:
-        """What the agents ask of other agents."""
-        return OutboundCalls(
-            self._settings,
-            identity_of(self._settings),
-            name=self._settings.public_url or "",
-            metrics=self.metrics,
-        )
-
     def _create_factory(
         self, store: OpenStore, tasks: TaskRegistry, push: PushSender
     ) -> AgentFactory:
@@ -204,7 +211,7 @@ class Bridge:
             self.url,
             tasks,
             push,
-            StorageQuota(store.stored, settings.max_stored_bytes_of_peer, settings.keep_days),
+            self._create_quota(store),
             self._scheduler,
             self._idempotency,
             self.metrics,
@@ -213,16 +220,57 @@ class Bridge:
             calls=self.calls,
         )
 
+    def _create_deliveries(self, store: OpenStore, tasks: TaskRegistry, push: PushSender) -> None:
+        settings = self._settings
+        self._deliveries = Deliveries(
+            tasks,
+            self.roster.executor_of,
+            push,
+            limits=DeliveryLimits(
+                settings.max_deliveries,
+                settings.max_deliveries_of_peer,
+                settings.max_deliveries_per_hour,
+            ),
+            shares=self._share_hermes,
+            quota=self._create_quota(store),
+            turn_timeout=settings.turn_timeout,
+            metrics=self.metrics,
+        )
+        self._deliveries.recall(store.unfinished)
+        self._feed = DeliveryFeed(tasks)
+        tasks.delivery_changed = self._feed.changed
+        push.channels = self.channels
+
+    def _take_deliveries(self) -> None:
+        """No Hermes may hear that deliveries are refused while the bridge starts."""
+        for name, agent in self.roster.agents.items():
+            agent.transport.take_deliveries(self._deliveries.of_agent(name))
+
+    def _share_hermes(self, name: str, other: str) -> bool:
+        """Whether two agents are profiles of one Hermes."""
+        agents = self.roster.agents
+        found = [agents[each].config.hermes for each in (name, other) if each in agents]
+        urls = [hermes.plugin for hermes in found if hermes is not None]
+        return len(urls) == 2 and bool(urls[0]) and urls[0] == urls[1]
+
+    def _create_quota(self, store: OpenStore) -> StorageQuota:
+        settings = self._settings
+        return StorageQuota(store.stored, settings.max_stored_bytes_of_peer, settings.keep_days)
+
     def _create_registry(
         self, store: OpenStore, push: PushSender, endings: TaskEndings
     ) -> TaskRegistry:
+        def ended(log: TaskLog) -> None:
+            endings.task_ended(log)
+            self._deliveries.task_ended(log)
+
         return TaskRegistry(
             store.tasks,
             push.notify,
             store.stored,
             checkpoint=self._settings.checkpoint,
             check=store.tasks.check,
-            on_end=endings.task_ended,
+            on_end=ended,
         )
 
     def _create_server(self, listener: Listener) -> HttpServer:
@@ -254,6 +302,16 @@ class Bridge:
             probes=self._probes(),
             peer_tokens=self._peer_tokens,
             metrics=self.metrics,
+            deliveries=delivery_endpoint(self._feed, self._handler, self._delivers),
+        )
+
+    def _delivers(self, name: str) -> bool:
+        """Whether the agent can make deliveries."""
+        agent = self.roster.agents.get(name)
+        return (
+            agent is not None
+            and Feature.DELIVERIES in agent.transport.features
+            and self._deliveries.allows(name, None)
         )
 
     def _probes(self) -> list[Route]:
@@ -294,11 +352,16 @@ class Bridge:
         watch("open_questions", "Questions to peers without an answer", questions)
         watch("pending_replies", "Turns that Hermes has not ended", pending)
         watch("waiting_pushes", "Push notifications on their way", lambda: push.waiting)
+        deliveries, feed = self._deliveries, self._feed
+        watch("open_deliveries", "Deliveries without an end", lambda: deliveries.unfinished)
+        watch("delivery_subscribers", "Clients that follow deliveries", lambda: len(feed))
         watch("waiting_calls", "Calls that wait for other agents", lambda: self.calls.running)
         watch("failed_pushes", "Push notifications given up so far", lambda: push.failed)
 
     async def _drain(self) -> None:
         self.health.draining = True
+        self._deliveries.close()
+        self._feed.close()
         leave = self._settings.keep_worker
         timeout = self._settings.drain_timeout
         draining = asyncio.create_task(self.roster.drain(timeout, leave=leave))

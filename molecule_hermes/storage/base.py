@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from a2a.server.context import ServerCallContext
 from a2a.server.owner_resolver import resolve_user_scope
@@ -14,6 +14,8 @@ from a2a.types import Task
 __all__ = [
     "OWNERS",
     "PATIENCE",
+    "Conversation",
+    "DeliveryEvent",
     "OnDeleted",
     "PushConfigs",
     "Sent",
@@ -74,6 +76,23 @@ class Sent(NamedTuple):
     at: float
 
 
+class Conversation(NamedTuple):
+    """What the name that Hermes has for a conversation stands for."""
+
+    owner: str
+    context_id: str
+
+
+class DeliveryEvent(NamedTuple):
+    """A delivery was created, or has ended."""
+
+    number: int
+    """Larger than that of every event before it, also of an earlier bridge."""
+    kind: Literal["created", "ended"]
+    owner: str
+    task_id: str
+
+
 class PushConfigs(PushNotificationConfigStore):
     """The webhooks of tasks, and whether each has been told of its task's end."""
 
@@ -123,6 +142,20 @@ class Store(TaskStore):
     async def save(self, task: Task, context: ServerCallContext, turn: str = "") -> None:
         """`turn` is what another bridge needs to go on with the task; it is kept with the task, and
         no peer sees it."""
+
+    @abstractmethod
+    async def remember(self, name: str, conversation: Conversation) -> None:
+        """Keeps what Hermes's name for a conversation stands for, until the last task of the
+        conversation's context is deleted."""
+
+    @abstractmethod
+    async def conversation(self, name: str) -> Conversation | None: ...
+
+    @abstractmethod
+    async def delivery_events(
+        self, owners: Sequence[str], after: int, limit: int
+    ) -> Sequence[DeliveryEvent]:
+        """The first events after the number `after`, of the deliveries that are still stored."""
 
     async def unfinished(self) -> Sequence[Unfinished]:
         """The tasks without a final state, the oldest first."""

@@ -10,10 +10,27 @@ from typing import Any, cast
 from a2a.types import Message, Part, Role, Task, TaskState
 from google.protobuf.struct_pb2 import Struct, Value
 
-__all__ = ["content_digest", "merge_text", "replace_non_finite", "trim_rejected", "unreadable"]
+__all__ = [
+    "INITIATED_BY",
+    "content_digest",
+    "is_delivery",
+    "merge_text",
+    "replace_non_finite",
+    "trim_rejected",
+    "unreadable",
+]
+
+INITIATED_BY = "initiatedBy"
+"""In the metadata of a delivery's task, where it is "agent". Only the bridge writes a task's."""
 
 MAX_REJECTED = 1024
 """Characters of text to keep; a message of as many bytes is kept whole."""
+
+
+def is_delivery(task: Task) -> bool:
+    """Whether the agent began the task, and not a message of its peer."""
+    fields = task.metadata.fields
+    return INITIATED_BY in fields and fields[INITIATED_BY].string_value == "agent"
 
 
 def merge_text(task: Task) -> None:

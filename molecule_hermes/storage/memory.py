@@ -13,7 +13,14 @@ from a2a.server.tasks import InMemoryPushNotificationConfigStore, InMemoryTaskSt
 from a2a.types import ListTasksRequest, ListTasksResponse, Task
 
 from molecule_hermes.protocol.states import TERMINAL
-from molecule_hermes.storage.base import PushConfigs, Store, owners_of
+from molecule_hermes.storage.base import (
+    Conversation,
+    DeliveryEvent,
+    PushConfigs,
+    Store,
+    owners_of,
+)
+from molecule_hermes.storage.contents import is_delivery
 from molecule_hermes.storage.listing import bounded
 
 __all__ = ["MemoryTaskStore"]
@@ -46,6 +53,9 @@ class MemoryTaskStore(InMemoryTaskStore, Store):
         self._bytes = 0
         """Of ended tasks."""
         self._saved: dict[tuple[str, str], Task] = {}
+        self._conversations: dict[str, Conversation] = {}
+        self._events: dict[tuple[str, str], list[DeliveryEvent]] = {}
+        self._last_event = 0
         self._ended: OrderedDict[tuple[str, str], _Ended] = OrderedDict()
 
     async def save(self, task: Task, context: ServerCallContext, turn: str = "") -> None:
@@ -56,6 +66,8 @@ class MemoryTaskStore(InMemoryTaskStore, Store):
         key = (resolve_user_scope(context), task.id)
         self._discard(key)
         self._saved[key] = stored
+        if is_delivery(task):
+            self._note_delivery(key, ended=task.status.state in TERMINAL)
         size = stored.ByteSize()
         if task.status.state in TERMINAL:
             # Only the user: the request's context holds its headers, with the bearer token.
@@ -63,6 +75,27 @@ class MemoryTaskStore(InMemoryTaskStore, Store):
             self._bytes += size
             while len(self._ended) > self._max_ended or self._bytes > self._max_bytes:
                 await self._delete_oldest()
+
+    def _note_delivery(self, key: tuple[str, str], *, ended: bool) -> None:
+        noted = self._events.setdefault(key, [])
+        for kind in ("created", "ended") if ended else ("created",):
+            if all(event.kind != kind for event in noted):
+                # A time, so that those of the next bridge are larger.
+                self._last_event = max(self._last_event + 1, int(time.time() * 1e6))
+                noted.append(DeliveryEvent(self._last_event, kind, *key))
+
+    async def remember(self, name: str, conversation: Conversation) -> None:
+        self._conversations[name] = conversation
+
+    async def conversation(self, name: str) -> Conversation | None:
+        return self._conversations.get(name)
+
+    async def delivery_events(
+        self, owners: Sequence[str], after: int, limit: int
+    ) -> Sequence[DeliveryEvent]:
+        events = (each for noted in self._events.values() for each in noted)
+        found = (each for each in events if each.owner in owners and each.number > after)
+        return sorted(found)[:limit]
 
     async def get(self, task_id: str, context: ServerCallContext) -> Task | None:
         found = await super().get(task_id, context)
@@ -83,7 +116,9 @@ class MemoryTaskStore(InMemoryTaskStore, Store):
         return bounded(await together.list(params, context))
 
     async def delete(self, task_id: str, context: ServerCallContext) -> None:
-        self._discard((resolve_user_scope(context), task_id))
+        key = (resolve_user_scope(context), task_id)
+        self._discard(key)
+        self._events.pop(key, None)
         await super().delete(task_id, context)
 
     async def prune(self, before: float, keep: int) -> int:
@@ -104,10 +139,21 @@ class MemoryTaskStore(InMemoryTaskStore, Store):
 
     async def _delete_oldest(self) -> None:
         (owner, task_id), ended = next(iter(self._ended.items()))
+        gone = self._saved[owner, task_id]
         await self.delete(task_id, ended.context)
         if await self.push_configs.get_info(task_id, ended.context):
             await self.push_configs.delete_info(task_id, ended.context)
+        self._forget_conversations(Conversation(owner, gone.context_id))
         self.on_deleted(owner, task_id, ended.size)
+
+    def _forget_conversations(self, conversation: Conversation) -> None:
+        """Forgets the names of a conversation without tasks."""
+        owner, context_id = conversation
+        saved = self._saved.items()
+        if all(each != owner or task.context_id != context_id for (each, _), task in saved):
+            names = [name for name, known in self._conversations.items() if known == conversation]
+            for name in names:
+                del self._conversations[name]
 
     def _discard(self, key: tuple[str, str]) -> None:
         self._saved.pop(key, None)

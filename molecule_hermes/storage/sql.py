@@ -17,6 +17,7 @@ from a2a.server.tasks.push_notification_config_store import normalize_push_notif
 from a2a.types import (
     ListTasksRequest,
     ListTasksResponse,
+    Role,
     Task,
     TaskPushNotificationConfig,
     TaskState,
@@ -25,8 +26,16 @@ from google.protobuf.message import DecodeError
 
 from molecule_hermes.errors import StartError, StorageFailure
 from molecule_hermes.protocol.states import TERMINAL
-from molecule_hermes.storage.base import PushConfigs, Sent, Store, Unfinished, owners_of
-from molecule_hermes.storage.contents import content_digest, unreadable
+from molecule_hermes.storage.base import (
+    Conversation,
+    DeliveryEvent,
+    PushConfigs,
+    Sent,
+    Store,
+    Unfinished,
+    owners_of,
+)
+from molecule_hermes.storage.contents import content_digest, is_delivery, unreadable
 from molecule_hermes.storage.listing import Key, Listing, marks, nanoseconds
 
 __all__ = ["Row", "SqlDatabase", "SqlTaskStore", "task_row"]
@@ -43,12 +52,13 @@ Row = Sequence[Any]
 # identifies the first message.
 _SAVE = """
 INSERT INTO {tasks}
-    (owner, id, context_id, state, last_updated, ended, created, message_id, digest, task, turn)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    (owner, id, context_id, state, last_updated, ended, created, message_id, digest, task, turn,
+     opened, closed)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (owner, id) DO UPDATE SET
     context_id = excluded.context_id, state = excluded.state,
     last_updated = excluded.last_updated, ended = excluded.ended, task = excluded.task,
-    turn = excluded.turn
+    turn = excluded.turn, closed = COALESCE({tasks}.closed, excluded.closed)
 """
 _GET = "SELECT id, context_id, state, last_updated, task FROM {tasks} WHERE owner = ? AND id = ?"
 _GET_ALL = """
@@ -66,9 +76,9 @@ _UNFINISHED = """
 SELECT owner, id, created, task, turn FROM {tasks}
 WHERE ended IS NULL AND (created > ? OR created = ? AND id > ?) ORDER BY created, id LIMIT ?
 """
-_ENDED_BEFORE = "SELECT owner, id, length(task) FROM {tasks} WHERE ended < ? LIMIT ?"
+_ENDED_BEFORE = "SELECT owner, id, context_id, length(task) FROM {tasks} WHERE ended < ? LIMIT ?"
 _ENDED_BEYOND = """
-SELECT owner, id, length(task) FROM {tasks} WHERE ended IS NOT NULL
+SELECT owner, id, context_id, length(task) FROM {tasks} WHERE ended IS NOT NULL
 ORDER BY ended DESC LIMIT ? OFFSET ?
 """
 _SIZES = "SELECT owner, sum(length(task)) FROM {tasks} GROUP BY owner"
@@ -78,6 +88,24 @@ SELECT owner, context_id, message_id, digest, id, created FROM (
         row_number() OVER (PARTITION BY owner ORDER BY created DESC) AS newest
     FROM {tasks} WHERE created > ? AND message_id != '' AND state != ?
 ) AS sent WHERE newest <= ? ORDER BY created
+"""
+_REMEMBER = """
+INSERT INTO {conversations} (name, owner, context_id) VALUES (?, ?, ?)
+ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, context_id = excluded.context_id
+"""
+_CONVERSATION = "SELECT owner, context_id FROM {conversations} WHERE name = ?"
+_FORGET = """
+DELETE FROM {conversations} WHERE owner = ? AND context_id = ?
+    AND NOT EXISTS (SELECT 1 FROM {tasks} WHERE owner = ? AND context_id = ?)
+"""
+_LAST_EVENT = "SELECT max(opened), max(closed) FROM {tasks}"
+_EVENTS = """
+SELECT number, kind, owner, id FROM (
+    SELECT opened AS number, 'created' AS kind, owner, id FROM {tasks}
+    WHERE opened > ? AND owner IN ({owners})
+    UNION ALL
+    SELECT closed, 'ended', owner, id FROM {tasks} WHERE closed > ? AND owner IN ({owners})
+) AS events ORDER BY number LIMIT ?
 """
 _SET_CONFIG = """
 INSERT INTO {configs} (owner, task_id, id, config, told) VALUES (?, ?, ?, ?, 0)
@@ -126,6 +154,11 @@ class SqlTaskStore(Store):
         self._database = database
         self._tables = _Tables(database)
         self.push_configs = _PushConfigStore(self._tables)
+        self._numbering = asyncio.Lock()
+        """Held from the choice of an event's number until the event is committed, so that no
+        reader sees an event before one with a smaller number."""
+        self._last_event = -1
+        """Its number; -1 before it is known."""
 
     async def __aenter__(self) -> Self:
         await self._database.__aenter__()
@@ -136,7 +169,36 @@ class SqlTaskStore(Store):
 
     async def save(self, task: Task, context: ServerCallContext, turn: str = "") -> None:
         row = task_row(resolve_user_scope(context), task, time.time(), turn)
-        await self._tables.write(_SAVE, row)
+        if not is_delivery(task):
+            await self._tables.write(_SAVE, (*row, None, None))
+            return
+        async with self._numbering:
+            opened = await self._next_number()
+            closed = opened + 1 if task.status.state in TERMINAL else None
+            self._last_event = opened + 1
+            await self._tables.write(_SAVE, (*row, opened, closed))
+
+    async def _next_number(self) -> int:
+        """Numbers are microseconds where they can be: they go on when all deliveries are deleted,
+        and a time can be used as one."""
+        if self._last_event < 0:
+            (found,) = await self._tables.read(_LAST_EVENT)
+            self._last_event = max((each for each in found if each is not None), default=0)
+        return max(self._last_event + 1, int(time.time() * 1e6))
+
+    async def remember(self, name: str, conversation: Conversation) -> None:
+        await self._tables.write(_REMEMBER, (name, *conversation))
+
+    async def conversation(self, name: str) -> Conversation | None:
+        found = await self._tables.read(_CONVERSATION, (name,))
+        return Conversation(*found[0]) if found else None
+
+    async def delivery_events(
+        self, owners: Sequence[str], after: int, limit: int
+    ) -> Sequence[DeliveryEvent]:
+        values = (after, *owners, after, *owners, limit)
+        rows = await self._tables.read(_EVENTS, values, owners=marks(len(owners)))
+        return [DeliveryEvent(*row) for row in rows]
 
     async def get(self, task_id: str, context: ServerCallContext) -> Task | None:
         found = await self._tables.read(_GET, (resolve_user_scope(context), task_id))
@@ -211,7 +273,9 @@ class SqlTaskStore(Store):
             old = await self._tables.read(_ENDED_BEYOND, (_BATCH, keep))
         await _all(self._tables.write(_DELETE_CONFIGS, row[:2]) for row in old)
         await _all(self._tables.write(_DELETE, row[:2]) for row in old)
-        for owner, task_id, size in old:
+        contexts = {(owner, context_id) for owner, _, context_id, _ in old}
+        await _all(self._tables.write(_FORGET, each * 2) for each in contexts)
+        for owner, task_id, _, size in old:
             self.on_deleted(owner, task_id, size)
         return len(old)
 
@@ -271,7 +335,8 @@ class _Tables:
     def __init__(self, database: SqlDatabase) -> None:
         prefix = database.prefix
         self._database = database
-        self._names = {"tasks": f"{prefix}tasks", "configs": f"{prefix}push_configs"}
+        tables = {"tasks": "tasks", "configs": "push_configs", "conversations": "conversations"}
+        self._names = {name: prefix + table for name, table in tables.items()}
 
     async def read(
         self, template: str, values: Sequence[Any] = (), **conditions: str
@@ -283,11 +348,11 @@ class _Tables:
 
 
 def task_row(owner: str, task: Task, now: float, turn: str = "") -> Row:
-    """The values of `_SAVE`, which are also the columns of the table in their order."""
+    """The first values of `_SAVE`, which are also the first columns of the table in their order."""
     state = task.status.state
     updated = nanoseconds(task.status.timestamp) if task.status.HasField("timestamp") else None
     message_id, digest = "", ""
-    if task.history:
+    if task.history and task.history[0].role != Role.ROLE_AGENT:
         message_id, digest = task.history[0].message_id, content_digest(task.history[0])
     ended = now if state in TERMINAL else None
     data = task.SerializeToString()

@@ -62,6 +62,18 @@ class Metrics:
             registry=self._registry,
         )
 
+        self._deliveries = Counter(
+            "molecule_hermes_deliveries",
+            "Deliveries that were stored, by agent and cause",
+            ["agent", "cause"],
+            registry=self._registry,
+        )
+        self._refused_deliveries = Counter(
+            "molecule_hermes_refused_deliveries",
+            "Deliveries that were not taken, also those that came again later, by agent and kind",
+            ["agent", "kind"],
+            registry=self._registry,
+        )
         self._calls = Counter(
             "molecule_hermes_outbound_calls",
             "What agents asked of other agents, by action and outcome",
@@ -112,6 +124,12 @@ class Metrics:
         self._seconds.labels(agent).observe(seconds)
         if first_text is not None:
             self._first_text.observe(first_text)
+
+    def delivery_received(self, agent: str, cause: str) -> None:
+        self._deliveries.labels(agent, cause).inc()
+
+    def delivery_refused(self, agent: str, kind: str) -> None:
+        self._refused_deliveries.labels(agent, kind).inc()
 
     def called(self, action: str, outcome: str) -> None:
         """Counts a call of another agent."""

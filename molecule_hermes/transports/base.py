@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from molecule_hermes.backoff import Backoff
+from molecule_hermes.transports.deliveries import Receiver
 from molecule_hermes.turns.features import Feature
 from molecule_hermes.turns.model import Place, Turn, TurnEvent
 from molecule_hermes.wire import Steered
@@ -91,6 +92,10 @@ class Transport(Protocol):
         Raises `NotSentError` if the message never reached Hermes, so that it can be sent now, and a
         `TurnFailure` if the turn is lost.
         """
+        ...
+
+    def take_deliveries(self, receiver: Receiver) -> None:
+        """From now on, deliveries of Hermes go to the receiver, if the transport has any."""
         ...
 
     async def steer(self, turn: Turn, text: str) -> Steered:

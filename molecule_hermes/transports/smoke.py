@@ -7,6 +7,7 @@ from typing import Self
 
 from molecule_hermes.errors import Unreachable
 from molecule_hermes.transports.base import Attached, QuestionGoneError
+from molecule_hermes.transports.deliveries import Receiver
 from molecule_hermes.turns.features import Feature
 from molecule_hermes.turns.model import Failed, Place, Turn, TurnEvent
 from molecule_hermes.wire import Steered
@@ -37,6 +38,9 @@ class SmokeTransport:
 
     def place(self, turn: Turn) -> Place:
         return Place()
+
+    def take_deliveries(self, receiver: Receiver) -> None:
+        """There are none."""
 
     def leave_turns(self) -> None:
         """No turn runs."""

@@ -130,6 +130,11 @@ class Feature(Enum):
         "yes, if Hermes still runs",
         "no: it ends as `interrupted`; turns that waited go on",
     )
+    DELIVERIES = _Row(
+        "what the agent says after its turn, or unasked: background jobs and cron jobs",
+        "yes, as a task of its own",
+        "no: Hermes's API has no such thing, and the agent's tools are told so",
+    )
     SUBSCRIBE = _Row("SubscribeToTask gives the state so far, then the rest", "yes", "yes")
 
 

@@ -394,7 +394,7 @@ async def test_no_other_tenant_reaches_an_agent(start: StartAgents, agents: Agen
     ):
         loop = asyncio.get_running_loop()
 
-        @settings(max_examples=80)
+        @settings(max_examples=30)
         @given(tenant=TENANTS.filter(lambda t: t not in ("", "main", "ops")))
         def check(tenant: str) -> None:
             asyncio.run_coroutine_threadsafe(_is_unknown(http, tenant), loop).result(30)

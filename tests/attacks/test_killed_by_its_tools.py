@@ -20,7 +20,8 @@ KILL = (
     "demo:run P=$PPID; while ! grep -aq 'gatew[a]y' /proc/$P/cmdline; "
     "do P=$(sed -n 's/^PPid:[^0-9]*//p' /proc/$P/status); done; kill -9 $P"
 )
-TIMES = 3
+TIMES = 2
+"""One more than `up` restarts a Hermes that dies by itself."""
 
 
 @pytest.mark.parametrize("isolation", ["shared", "peer"])

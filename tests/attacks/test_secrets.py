@@ -41,20 +41,24 @@ OPEN = {"MOLECULE_HERMES_ISOLATION": "shared", "MOLECULE_HERMES_CONFINE": "off"}
 """The tools read every file of the user: whatever they find, no file and no process tells it."""
 
 
-@pytest.fixture(scope="module", params=["apart", "open"])
-def apart(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param == "apart")
+@pytest.fixture(scope="module", params=["apart-plugin", "open-chat"])
+def setting(request: pytest.FixtureRequest) -> str:
+    """Each isolation and each transport once: they do not depend on each other here."""
+    return str(request.param)
 
 
-@pytest.fixture(scope="module", params=["plugin", "chat"])
-def environ(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, apart: bool
-) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def apart(setting: str) -> bool:
+    return setting.startswith("apart")
+
+
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory: pytest.TempPathFactory, setting: str, apart: bool) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("secrets")
     home = HermesHome(folder / "hermes")
     home.create()
     home.merge_env({API_KEY: "key-of-an-earlier-version", SECRET: "secret-of-an-earlier-version"})
-    way = {"MOLECULE_A2A_PLATFORM_ENABLED": "true" if request.param == "plugin" else "false"}
+    way = {"MOLECULE_A2A_PLATFORM_ENABLED": "true" if "plugin" in setting else "false"}
     return environment(folder, **GIVEN, **way, **({} if apart else OPEN))
 
 

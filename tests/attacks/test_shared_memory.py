@@ -72,11 +72,11 @@ async def test_several_peers_share_no_memory_unless_the_operator_says_so(
         assert "and session_search, memory, cronjob: one may learn" in stack.output
 
 
-@pytest.mark.parametrize("way", ["plugin", "chat"])
-async def test_peers_kept_apart_have_memories_of_their_own(tmp_path: Path, way: str) -> None:
+async def test_peers_kept_apart_have_memories_of_their_own(tmp_path: Path) -> None:
+    """Over the plugin; `tests/e2e/test_isolation.py` tries to get at them over both transports."""
     search = 'demo:call=session_search {"query": "quince"}'
     remember = {"action": "add", "target": "memory", "content": "bob's colour is olive"}
-    async with running(tmp_path, way, TWO) as (stack, model):
+    async with running(tmp_path, "plugin", TWO) as (stack, model):
         async with peer(stack.url, token=ALICE) as client:
             await ask(client, "my fruit is a quince")
             assert model.tools() >= SHARED
@@ -96,9 +96,8 @@ async def test_peers_kept_apart_have_memories_of_their_own(tmp_path: Path, way: 
             assert ("olive" in model.prompts()) is knows
 
 
-@pytest.mark.parametrize("way", ["plugin", "chat"])
-async def test_a_single_peer_keeps_its_memory(tmp_path: Path, way: str) -> None:
-    async with running(tmp_path, way, ONE) as (stack, model):
+async def test_a_single_peer_keeps_its_memory(tmp_path: Path) -> None:
+    async with running(tmp_path, "plugin", ONE) as (stack, model):
         async with peer(stack.url, token=ALICE) as client:
             await ask(client, "hello")
         assert model.tools() >= SHARED

@@ -41,7 +41,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("command", ["up", "serve", "send", "agents", "card", "doctor"])
+@pytest.mark.parametrize("command", ["up", "serve", "send", "watch", "agents", "card", "doctor"])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from molecule_hermes.cli.messages import report_work_folder
-from molecule_hermes.config import Settings
+from molecule_hermes.cli.messages import introduce_agents, report_work_folder
+from molecule_hermes.config import AgentConfig, Configuration, Isolation, Settings
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,32 @@ def test_a_working_directory_that_is_not_the_agents_is_warned_of(
     assert bool(said) is warned
     if warned:
         assert f"MOLECULE_HERMES_WRITABLE={cwd}" in said[-1]
+
+
+TWO = {"MOLECULE_HERMES_PEER_TOKENS": "ann:ann-token-0123456789,bob:bob-token-0123456789"}
+
+
+@pytest.mark.parametrize(
+    ("isolation", "environ", "warnings", "said"),
+    [
+        ("shared", TWO, 1, "session_search, memory, cronjob are disabled"),
+        (
+            "shared",
+            {**TWO, "MOLECULE_HERMES_SHARED_MEMORY": "true"},
+            1,
+            "session_search, memory, cronjob: one may learn what another said",
+        ),
+        ("peer", TWO, 0, "each peer has a Hermes of its own"),
+        ("shared", {}, 0, ""),
+    ],
+)
+def test_peers_that_share_a_hermes_are_warned_of_once_with_what_they_share(
+    isolation: Isolation, environ: dict[str, str], warnings: int, said: str
+) -> None:
+    lines: list[str] = []
+    agents = {"main": AgentConfig("main", isolation=isolation)}
+    introduce_agents(Settings.from_env(environ), Configuration(agents), lines.append)
+    text = "\n".join(lines)
+    assert text.count("warning") == warnings
+    assert text.count("all peers share one Hermes: its files and its shell") == warnings
+    assert said in text

@@ -20,8 +20,10 @@ from molecule_hermes.config import (
     PeerConfig,
     RouteConfig,
     Settings,
+    Webhook,
     isolation_of,
     load_configuration,
+    uses_main_hermes,
     with_peers,
 )
 from molecule_hermes.config.yaml_tree import MAX_BYTES, YamlProblem, parse_yaml
@@ -150,6 +152,23 @@ def test_everything_in_the_file_is_in_the_configuration(folder: Path) -> None:
     assert found.warnings == ()
 
 
+def test_a_peers_webhook_is_a_url_or_has_a_token(folder: Path) -> None:
+    text = """
+agents: {main: {deliveries: allow}}
+peers:
+  ann: {token_file: secret, webhook: "http://127.0.0.1:9000/hook?key=1", deliveries: deny}
+  bob: {token_file: other-secret, webhook: {url: "https://bob.example/hook", token_file: secret}}
+"""
+    found = load(folder, text)
+    assert found.agents["main"].deliveries == "allow"
+    assert found.peers["ann"].webhook == Webhook("http://127.0.0.1:9000/hook?key=1")
+    assert found.peers["ann"].deliveries == "deny"
+    hook = found.peers["bob"].webhook
+    assert hook is not None
+    assert hook.headers == {"Authorization": f"Bearer {TOKEN}"}
+    assert TOKEN not in repr(found)
+
+
 def test_without_a_file_there_is_one_agent() -> None:
     found = load_configuration(Settings.from_env({}))
     assert found == Configuration()
@@ -199,6 +218,19 @@ REFUSED = [
         "agents:\n  main:\n    approvals: maybe\n",
         "FILE:3: agents.main.approvals='maybe' is not valid: it takes ask or deny",
     ),
+    (
+        "agents:\n  main:\n    deliveries: off\n",
+        "FILE:3: agents.main.deliveries='off' is not valid: it takes allow or deny",
+    ),
+    # Webhooks of peers.
+    (
+        "peers:\n  ann:\n    webhook: ftp://host/secret",
+        "FILE:3: peers.ann.webhook=(not shown) is not valid: it takes a URL",
+    ),
+    ("peers: {ann: {webhook: 'https://user:secret@host/'}}", "peers.ann.webhook=(not shown)"),
+    ("peers: {ann: {webhook: {token_file: secret}}}", "FILE:1: peers.ann.webhook needs a url"),
+    ("peers: {ann: {webhook: {url: 'http://[::1', token_file: secret}}}", "webhook.url"),
+    ("peers: {ann: {webhook: 7}}", "peers.ann.webhook=7 is not valid: it takes a mapping with"),
     # Names.
     (
         "agents: {Main: {}}",
@@ -568,6 +600,29 @@ def test_isolation_is_the_agents_then_the_settings_then_by_the_number_of_peers(
     settings = settings_for(folder, f"agents: {{main: {{{agent}}}}}", **ours)
     main = load_configuration(settings).agents["main"]
     assert isolation_of(main, settings, peers=peers) == isolation
+
+
+@pytest.mark.parametrize(
+    ("agents", "expected"),
+    [
+        ("main: {}", True),
+        ("main: {isolation: peer}", False),
+        ("main: {soul: SOUL.md}", False),
+        ("main: {hermes: {plugin: 'http://x'}}", False),
+        ("other: {}", False),
+        ("main: {}, research: {hermes: {plugin: 'http://x'}}", True),
+        # An agent that lives in the folder must not change what another one is made from.
+        ("main: {}, research: {}", False),
+        ("main: {isolation: shared}, research: {isolation: peer}", False),
+    ],
+)
+def test_the_main_agent_lives_in_the_operators_folder_only_if_that_is_no_template(
+    folder: Path, agents: str, expected: bool
+) -> None:
+    (folder / "SOUL.md").write_text("You are a test.")
+    default = agents.partition(":")[0]
+    settings = settings_for(folder, f"{{agents: {{{agents}}}, default: {default}}}")
+    assert uses_main_hermes(settings, load_configuration(settings)) is expected
 
 
 def test_aliases_of_aliases_do_not_fill_the_memory(folder: Path) -> None:

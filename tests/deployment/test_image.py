@@ -7,6 +7,7 @@ import pwd
 import subprocess
 import sys
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -15,12 +16,28 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "smoke-image"
 
 @pytest.mark.image
 def test_the_image_passes_its_smoke_test(capsys: pytest.CaptureFixture[str]) -> None:
-    """What it prints is shown while it runs: it takes minutes."""
+    """What it prints is shown while it runs: it takes minutes. Parallel tests show it if it
+    fails."""
     # pip may need the user's own settings.
     environ = os.environ | {"HOME": pwd.getpwuid(os.getuid()).pw_dir}
-    with capsys.disabled(), subprocess.Popen([sys.executable, SCRIPT], env=environ) as running:
+    said = []
+    with subprocess.Popen(
+        [sys.executable, "-u", SCRIPT],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        limit = Timer(800, running.terminate)
+        limit.start()
         try:
-            code = running.wait(900)
+            for line in running.stdout:
+                said.append(line)
+                with capsys.disabled():
+                    sys.stdout.write(line)
+                    sys.stdout.flush()
         finally:
+            limit.cancel()
             running.terminate()
-    assert code == 0
+    assert running.returncode == 0, "".join(said)

@@ -35,7 +35,7 @@ from tests.support.wire_proxy import WireProxy, wire_proxy
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-ROUNDS = int(os.environ.get("MOLECULE_TEST_KILLS", "2"))
+ROUNDS = int(os.environ.get("MOLECULE_TEST_KILLS", "1"))
 WORDS = " ".join(f"word{i}" for i in range(60))
 SLOW = "demo:slow=0.03\ndemo:words=60"
 

@@ -164,7 +164,7 @@ async def test_a_subagent_is_shown_and_its_calls_are_the_turns(alice: Client) ->
     assert [(s["phase"], s["goal"]) for s in shown] == [
         ("start", "demo:words=40"),
         ("end", "demo:words=40"),
-    ]
+    ], (turn.progress, turn.text, turn.figures)
     assert shown[0]["id"] == shown[1]["id"]
     assert shown[1]["ok"] is True
     assert shown[1]["duration"] > 0

@@ -135,32 +135,50 @@ async def test_an_idle_worker_is_stopped_and_starts_again_with_what_it_has_learn
 
 
 _BUSY = {
-    "a background process": 'demo:call=terminal {"command": "sleep 600", "background": true}',
-    "an open question": "demo:ask=red|blue Which one?",
-    "a cron job": "demo:call=cronjob "
+    "runs": 'demo:call=terminal {"command": "sleep 600", "background": true}',
+    "plans": "demo:call=cronjob "
     '{"action": "create", "schedule": "every 2h", "prompt": "hello", "name": "later"}',
+    "asks": "demo:ask=red|blue Which one?",
 }
+"""What keeps the worker of the peer with that name: a process, a cron job, an open question."""
 
 
-@pytest.mark.parametrize("reason", _BUSY)
 async def test_a_worker_in_which_something_lives_is_not_stopped(
-    tmp_path: Path, model: RecordedModel, reason: str
+    tmp_path: Path, model: RecordedModel
 ) -> None:
-    made = deployment(tmp_path, "ann", "bob", MOLECULE_HERMES_WORKER_IDLE="0.5")
+    made = deployment(tmp_path, "bob", *_BUSY, MOLECULE_HERMES_WORKER_IDLE="0.5")
+    made.environ |= model_at(model.url)
+    made.write(_PEER)
+    async with up(made.environ) as stack, AsyncExitStack() as clients:
+        peers = {
+            name: await clients.enter_async_context(made.client(stack, name))
+            for name in made.tokens
+        }
+        busy = {name: await ask(peers[name], text) for name, text in _BUSY.items()}
+        states = {name: turn.states[-1] for name, turn in busy.items()}
+        assert states == {"runs": "COMPLETED", "plans": "COMPLETED", "asks": "INPUT_REQUIRED"}
+        pids = {name: await worker_pid(stack, f"main@{name}") for name in _BUSY}
+        # A worker that is used later is stopped, so the others would have been.
+        await ask(peers["bob"], "hello")
+        await until_state(stack, "main@bob", "stopped", "gone")
+        assert {name: await worker_pid(stack, f"main@{name}") for name in _BUSY} == pids
+        answered = await ask(peers["asks"], "red", task_id=busy["asks"].task_id)
+        assert "red" in answered.text
+        await until_state(stack, "main@asks", "stopped", "gone")
+
+
+async def test_a_worker_with_cron_jobs_runs_again_after_a_restart_without_being_called(
+    tmp_path: Path, model: RecordedModel
+) -> None:
+    made = deployment(tmp_path, "ann", "bob")
     made.environ |= model_at(model.url)
     made.write(_PEER)
     async with up(made.environ) as stack, AsyncExitStack() as clients:
         ann, bob = [await clients.enter_async_context(made.client(stack, n)) for n in made.tokens]
-        busy = await ask(ann, _BUSY[reason])
-        assert busy.states[-1] in ("COMPLETED", "INPUT_REQUIRED")
-        pid = await worker_pid(stack, "main@ann")
-        # A worker that is used later is stopped, so the first one would have been.
-        await ask(bob, "hello")
-        await until_state(stack, "main@bob", "stopped", "gone")
-        assert await worker_pid(stack, "main@ann") == pid
-        if reason == "an open question":
-            assert "red" in (await ask(ann, "red", task_id=busy.task_id)).text
-            await until_state(stack, "main@ann", "stopped", "gone")
+        await asyncio.gather(ask(ann, _BUSY["a cron job"]), ask(bob, "hello"))
+    async with up(made.environ) as stack:
+        await until_state(stack, "main@ann", "ready")
+        assert await state_of(stack, "main@bob") == "gone"
 
 
 async def test_three_peers_share_the_room_for_one_worker(
@@ -250,6 +268,29 @@ async def test_the_next_up_adopts_the_workers_of_a_bridge_that_was_killed(
             assert (state(task), reply_text(task)) == ("COMPLETED", _WORDS)
             assert await worker_pid(stack, "main@bob") == pid
             assert (await ask(bob, "hello again")).states[-1] == "COMPLETED"
+    finally:
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
+async def test_a_worker_that_was_kept_gets_what_the_configuration_says_now(
+    tmp_path: Path, model: RecordedModel
+) -> None:
+    made = deployment(tmp_path, *("ann", "bob"), MOLECULE_HERMES_KEEP_WORKER="true")
+    made.environ |= model_at(model.url)
+    left: list[psutil.Process] = []
+    try:
+        for soul, toolsets in (("soul-one", ["terminal"]), ("soul-two", ["file"])):
+            about = {"isolation": "peer", "soul": f"You are {soul}.", "toolsets": toolsets}
+            made.write({"main": about})
+            async with up(made.environ) as stack, made.client(stack, "bob") as bob:
+                model.requests.clear()
+                assert (await ask(bob, "hello", soul)).states[-1] == "COMPLETED"
+                assert f"You are {soul}." in model.prompts()
+                assert ("terminal" in model.tools()) is ("terminal" in toolsets)
+                left += [psutil.Process(each["pid"]) for each in (await workers(stack)).values()]
+                await stack.stop(signal.SIGKILL)
     finally:
         for process in left:
             with contextlib.suppress(psutil.Error):

@@ -231,6 +231,35 @@ async def test_a_turn_waits_while_all_workers_have_work_and_gets_the_first_that_
         assert world.log == ["start main@alice", "stop main@alice", "start main@bob"]
 
 
+async def test_a_turn_that_waits_for_room_gets_it_when_a_job_has_ended() -> None:
+    world = World()
+    async with world.fleet(max_workers=1, idle=0.2) as fleet:
+        (await use(fleet, ALICE)).jobs = 1
+        waiting = asyncio.create_task(use(fleet, BOB))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(waiting), 0.1)
+        world.made[0].jobs = 0
+        assert (await waiting).key == BOB
+
+
+async def test_a_peer_with_many_agents_leaves_room_for_others_and_keeps_nobody_waiting() -> None:
+    world = World()
+    agents = [WorkerKey(name, "alice") for name in ("main", "research", "archive")]
+    world.plans |= {"archive": 1}
+    async with world.fleet(max_workers=3, max_of_peer=2, idle=60) as fleet:
+        for key in agents[:2]:
+            (await use(fleet, key)).jobs = 1
+        waiting = asyncio.create_task(use(fleet, agents[2]))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(waiting), 0.1)
+        assert (await use(fleet, BOB)).running
+        # Not even a worker of somebody else that is idle is stopped for it, but one of its own.
+        world.made[0].jobs = 0
+        assert (await use(fleet, agents[1])).running
+        assert (await waiting).key == agents[2]
+        assert "stop main@bob" not in world.log
+
+
 async def test_a_start_that_fails_is_tried_once_more_with_another_worker() -> None:
     world = World()
     world.failures[ALICE] = 1
@@ -270,6 +299,31 @@ async def test_a_worker_is_replaced_when_its_plan_has_changed_and_its_turns_have
             assert old.running
         new = await use(fleet, ALICE)
         assert (new.plan, old.running) == (2, False)
+
+
+async def test_no_start_from_outside_ends_a_turn_of_a_worker_whose_plan_has_changed() -> None:
+    world = World()
+    async with world.fleet(idle=60) as fleet:
+        async with fleet.lease(SHARED) as lease:
+            old = await lease.ready()
+            world.plans["research"] = 2
+            fleet.revise()
+            await fleet.start(SHARED)
+            assert old.running
+        await until(lambda: len(world.made) == 2 and world.made[1].running)
+        assert not old.running
+
+
+async def test_turns_that_come_together_get_a_stopped_worker_by_its_new_plan() -> None:
+    world = World()
+    async with world.fleet(max_workers=1, idle=60) as fleet:
+        old = await use(fleet, ALICE)
+        await use(fleet, BOB)  # takes its room
+        assert not old.running
+        world.plans["main"] = 2
+        served = await asyncio.gather(*(use(fleet, ALICE) for _ in range(3)))
+        assert old not in served
+        assert {worker.plan for worker in served} == {2}
 
 
 async def test_a_shared_worker_with_another_plan_starts_again_without_being_asked() -> None:

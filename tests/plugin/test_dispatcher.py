@@ -20,11 +20,9 @@ from molecule_hermes.wire import (
     Approval,
     Callback,
     Context,
-    File,
     Final,
     Inbound,
     Notice,
-    Push,
     Steer,
     Steered,
 )
@@ -259,11 +257,12 @@ async def test_a_refused_file_is_reported_at_once_and_remembered_for_one_turn(
     refusals = {}
     for _ in range(4):
         turn = await harness.started()
-        refusals[turn.message_id] = harness.dispatcher.refused_before(turn)
+        refusals[turn.message_id] = harness.dispatcher.notes_before(turn)
         if turn.message_id == "1":
             harness.dispatcher.refuse(turn, "the file a is not available")
         harness.end(turn)
-    assert refusals == {"1": (), "2": ("the file a is not available",), "3": (), "4": ()}
+    note = "[Your last answer: the file a is not available]"
+    assert refusals == {"1": [], "2": [note], "3": [], "4": []}
     (notice,) = [c for c in harness.outbox.callbacks if isinstance(c.body, Notice)]
     assert (notice.reply_to, notice.content) == ("1", "the file a is not available")
 
@@ -297,23 +296,15 @@ async def test_output_belongs_to_the_message_whose_id_it_carries(harness: Harnes
     assert owner("c", None, None) is second
 
 
-async def test_a_push_comes_after_the_final_and_does_not_replace_it(harness: Harness) -> None:
-    assert not harness.dispatcher.push("c", "nobody is here")
-    harness.say("1")
-    harness.end(await harness.started())
-    assert harness.dispatcher.push("c", "the build is done")
-    assert [type(c.body) for c in harness.outbox.callbacks] == [Final, Push]
-    assert harness.outbox.callbacks[-1].reply_to == "1"
-
-
 async def test_late_output_of_a_turn_does_not_appear_in_the_next_one(harness: Harness) -> None:
     harness.say("1")
     harness.end(await harness.started())
     harness.say("2")
     await harness.started()
     assert harness.dispatcher.owner("c", "1") is None
-    assert harness.dispatcher.push("c", "stopped", File("a.txt", "text/plain", b"x"))
-    assert harness.outbox.callbacks[-1].reply_to == "1"
+    assert harness.dispatcher.is_late("1", None)
+    assert not harness.dispatcher.is_late("2", "1")
+    assert not harness.dispatcher.is_late("another", None)
 
 
 async def test_notices_contain_no_secrets(harness: Harness) -> None:

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.endpoints import application
 from molecule_hermes.plugin.ledger import Ledger
-from molecule_hermes.wire import HEALTH_PATH, INBOUND_PATH, SECRET_HEADER, Inbound
+from molecule_hermes.wire import CHECK_PATH, HEALTH_PATH, INBOUND_PATH, SECRET_HEADER, Inbound
 from tests.plugin.test_dispatcher import FakeGateway, FakeOutbox
 
 
@@ -82,3 +82,24 @@ async def test_a_secret_that_only_the_bridge_has_is_refused() -> None:
     async with door.client:
         assert (await door.inbound("1"))[0] == 401
     await door.dispatcher.close()
+
+
+async def test_a_check_says_whether_the_bridge_takes_deliveries_from_now_on(door: Door) -> None:
+    receiver = door.dispatcher.deliveries.receiver
+    body = {"callback_url": "http://127.0.0.1:1/", "bridge": "b", "deliveries": True}
+    headers = {SECRET_HEADER: "s3cret"}
+    async with door.client.post(CHECK_PATH, json=body, headers=headers) as response:
+        assert await response.json() == {"ok": True, "toolsets": True, "deliveries": True}
+    assert (receiver.url, receiver.bridge) == ("http://127.0.0.1:1/", "b")
+    # An address that is not allowed, or a wrong secret, changes nothing.
+    elsewhere = {**body, "callback_url": "http://192.0.2.1:1/"}
+    async with door.client.post(CHECK_PATH, json=elsewhere, headers=headers) as response:
+        assert (response.status, (await response.json())["kind"]) == (403, "callback_refused")
+    async with door.client.post(CHECK_PATH, json={**body, "bridge": "c"}) as response:
+        assert response.status == 401
+    assert (receiver.url, receiver.bridge) == ("http://127.0.0.1:1/", "b")
+    async with door.client.post(
+        CHECK_PATH, json={**body, "deliveries": False}, headers=headers
+    ) as response:
+        assert await response.json() == {"ok": True, "toolsets": True}
+    assert not receiver.takes

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from agent import turn_finalizer
 from agent.runtime_cwd import resolve_agent_cwd, set_session_cwd
+from cron import scheduler
 from gateway.config import GatewayConfig, Platform, PlatformConfig
 from gateway.hooks import HookRegistry
 from gateway.platforms.base import (
@@ -171,10 +172,14 @@ def test_the_adapter_hides_no_private_name_of_its_base_class() -> None:
     theirs = {name for name in dir(BasePlatformAdapter) if name.startswith("_")}
     theirs |= {name for name in vars(Adapter()) if name.startswith("_")}
     theirs -= {"_abc_impl"}
-    ours = {name for name in vars(MoleculeAdapter) if not name.endswith("__")}
-    ours |= set(re.findall(r"self\.(_\w+)(?::.*)? = ", inspect.getsource(MoleculeAdapter)))
-    assert {"_ask", "_dispatcher", "_folders"} <= ours
+    classes = [c for c in MoleculeAdapter.__mro__ if c.__module__.startswith("molecule_hermes.")]
+    ours = {name for c in classes for name in vars(c) if not name.endswith("__")}
+    for each in classes:
+        ours |= set(re.findall(r"self\.(_\w+)(?::.*)? = ", inspect.getsource(each)))
+    assert {"_ask", "_dispatcher", "_folders", "_unfollow", "_deliver_file"} <= ours
     assert not ours & theirs
+    # What our own classes call each other by is not a name of Hermes's.
+    assert not {"owner", "pass_on", "late_event", "without_turn"} & set(dir(BasePlatformAdapter))
 
 
 async def test_an_event_handler_is_called_until_it_is_removed(runner: Any) -> None:
@@ -534,3 +539,57 @@ def test_what_is_loaded_before_the_first_turn_makes_no_call_to_the_network(home:
     hermes_api.probe_environment()
     """
     run_python(code, home)
+
+
+async def test_what_a_cron_job_sends_knows_the_job_until_it_is_undone(
+    runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from agent.async_utils import safe_schedule_threadsafe
+
+    loop, seen, ended = asyncio.get_running_loop(), [], []
+    given: list[Any] = []
+
+    async def send() -> None:
+        seen.append(hermes_api.current_cron_run())
+
+    def deliver(job: Any, content: str, adapters: Any = None, loop: Any = None) -> str:
+        given.append((content, adapters, loop))
+        future = safe_schedule_threadsafe(send(), loop)
+        assert future is not None
+        future.result(timeout=10)
+        return "why"
+
+    monkeypatch.setattr(scheduler, "_deliver_result", deliver)
+    undo = hermes_api.follow_cron(runner, loop, ended.append)
+    job = {"id": "j", "name": "daily", "origin": {"platform": "p", "chat_id": "c"}}
+    # As an agent does it that runs a job at once: without adapters and loop.
+    assert await asyncio.to_thread(scheduler._deliver_result, job, "text") == "why"
+    (run,) = seen
+    assert (run.job_id, run.name, run.origin) == ("j", "daily", ("p", "c"))
+    assert ended == [run]
+    assert given == [("text", runner.adapters, loop)]
+    assert hermes_api.current_cron_run() is None
+    await asyncio.to_thread(
+        scheduler._deliver_result, {"id": "j", "origin": "x"}, "text", adapters={}, loop=loop
+    )
+    assert (seen[1].name, seen[1].origin, given[1]) == ("j", ("", ""), ("text", {}, loop))
+    undo()
+    assert scheduler._deliver_result is deliver
+
+
+def test_hermes_delivers_the_results_of_cron_jobs_by_the_name_that_is_replaced() -> None:
+    call = "_deliver_result(job, deliver_content, adapters=adapters, loop=loop)"
+    assert call in inspect.getsource(scheduler.run_one_job)
+    assert list(inspect.signature(scheduler._deliver_result).parameters) == [
+        "job",
+        "content",
+        "adapters",
+        "loop",
+    ]
+    source = inspect.getsource(GatewayRunner)
+    assert source.count('f"[Background process {session_id} ') == 2
+
+
+def test_hermes_asks_at_each_turn_whether_a_late_result_can_be_delivered() -> None:
+    source = inspect.getsource(GatewayRunner._set_session_env)
+    assert 'getattr(_adapter, "supports_async_delivery", True)' in source

@@ -236,6 +236,18 @@ def test_a_subagents_calls_are_the_turns_and_its_model_is_not(recorder: Any) -> 
     assert shown[-1] == Subagent("s1", "look it up", "end", 1.5, True)
 
 
+def test_a_subagent_whose_conversation_is_compressed_still_counts_and_ends(recorder: Any) -> None:
+    recorder.fire("subagent_start", child_session_id="child", child_subagent_id="s1")
+    recorder.current.message_id = ""
+    # From here on its session is another one.
+    given = {"platform": "subagent", "task_id": "s1", "usage": USED, "model": "small"}
+    recorder.fire("post_api_request", session_id="child-2", **given)
+    recorder.fire("subagent_stop", child_session_id="child-2", child_status="completed")
+    assert recorder.turn.usage.total_tokens == 34
+    shown = [c.body for c in recorder.callbacks if isinstance(c.body, Subagent)]
+    assert [(body.id, body.phase) for body in shown] == [("s1", "start"), ("s1", "end")]
+
+
 def test_a_review_after_the_turn_changes_nothing_of_it(
     recorder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,7 +40,7 @@ sys.stdin.read()
 ATTACKS = {
     *("environments_of_processes", "memory_of_processes", "descriptors_of_processes", "search"),
     *("read", "list_folders", "change", "create", "empty", "follow_a_link"),
-    *("link_in", "move_out", "move_in"),
+    *("watch", "link_in", "move_out", "move_in"),
     *("open_process_files", "trace", "limit", "slow_down", "signal_processes"),
     *("abstract_sockets", "listen", "listen_by_multipath"),
 }

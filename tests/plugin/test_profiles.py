@@ -25,7 +25,8 @@ from molecule_hermes.turns.model import (
     Turn,
     TurnEvent,
 )
-from tests.support.gateway import API_KEY, SECRET, Hermes, running_hermes
+from tests.support.deliveries import assert_each_is_whole, background, call, delivery, take
+from tests.support.gateway import API_KEY, SECRET, Hermes, callback_server, running_hermes
 from tests.support.recorded_model import RecordedModel, recorded_model
 from tests.support.waiting import until
 
@@ -223,6 +224,29 @@ async def test_a_hermes_that_serves_no_profiles_is_refused(
         end = await run(transport, turn("off", "for red only", profile="red"))
         assert isinstance(end, Failed), end
         assert not seen(model, "for red only")
+
+
+@pytest.mark.parametrize("tool", ["terminal", "delegate_task"])
+async def test_a_late_result_is_told_to_the_profile_that_began_the_job(
+    hermes: Hermes, model: RecordedModel, tool: str
+) -> None:
+    late = f"late-{tool}"
+    asked = call(tool, goal=f"demo:say {late}", background=True)
+    if tool == "terminal":
+        asked = background(f"echo {late}")
+    async with callback_server() as callbacks:
+        await take(hermes, callbacks)
+        as_red = {"agent": "red", "profile": "red"}
+        final, _ = await callbacks.final(await hermes.say(callbacks, asked, chat=late, **as_red))
+        assert ("dispatched" if tool == "delegate_task" else "proc_") in final.content
+        push_id = await delivery(callbacks, late)
+        assert {callback.agent for callback in callbacks.of(push_id)} == {"red"}
+        assert late in callbacks.finals(push_id)[0].content
+        assert_each_is_whole(callbacks)
+    head = "[ASYNC DELEGATION" if tool == "delegate_task" else "[IMPORTANT: Background process"
+    (request,) = [r for r in model.requests if head in str(r["messages"][-1]["content"])]
+    assert request["model"] == "model-red"
+    assert MARKERS["red"] in str(request["messages"])
 
 
 async def test_hermes_shows_for_which_agent_a_message_is(hermes: Hermes) -> None:

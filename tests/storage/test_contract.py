@@ -34,7 +34,7 @@ from hypothesis import strategies as st
 
 from molecule_hermes.errors import StorageFailure
 from molecule_hermes.protocol.webhook_payloads import is_v03, registered_by
-from molecule_hermes.storage.base import OWNERS, Store, call_limit
+from molecule_hermes.storage.base import OWNERS, Conversation, Store, call_limit
 from molecule_hermes.storage.contents import content_digest
 from molecule_hermes.storage.memory import MemoryTaskStore
 from molecule_hermes.storage.postgresql.store import PostgresTaskStore
@@ -673,3 +673,102 @@ async def test_a_timestamp_beyond_64_bits_of_nanoseconds_is_accepted(tmp_path: P
         await store.save(task("near", at=1), context())
         params = ListTasksRequest(page_size=1, status_timestamp_after=far.status.timestamp)
         assert [t.id for t in (await store.list(params, context())).tasks] == ["far"]
+
+
+# Conversations and deliveries.
+
+
+def delivery(task_id: str, state: str = "WORKING", context_id: str = "ctx") -> Task:
+    made = task(task_id, state, context_id, at=1_700_000_000)
+    made.metadata["initiatedBy"] = "agent"
+    return made
+
+
+async def events(store: Store, *owners: str, after: int = 0) -> list[tuple[str, str]]:
+    found = await store.delivery_events(owners or ("alice",), after, 100)
+    assert [each.number for each in found] == sorted({each.number for each in found})
+    return [(each.kind, each.task_id) for each in found]
+
+
+async def test_a_conversation_is_found_by_hermess_name_for_it(store: Store) -> None:
+    await store.save(task("t", "COMPLETED", "ctx"), context())
+    await store.remember("chat", Conversation("alice", "ctx"))
+    await store.remember("chat", Conversation("alice", "ctx"))
+    assert await store.conversation("chat") == ("alice", "ctx")
+    assert await store.conversation("other") is None
+
+
+async def test_a_conversation_is_forgotten_with_its_last_task(store: Store) -> None:
+    await store.save(task("old", "COMPLETED", "ctx"), context())
+    await store.save(task("open", "WORKING", "other"), context())
+    await store.save(task("of-bob", "WORKING", "ctx"), context("bob"))
+    await store.remember("chat", Conversation("alice", "ctx"))
+    await store.remember("other", Conversation("alice", "other"))
+    await store.remember("bobs", Conversation("bob", "ctx"))
+    assert await store.prune(time.time() + 1, 0) == 1
+    known = [await store.conversation(name) for name in ("chat", "other", "bobs")]
+    assert known == [None, ("alice", "other"), ("bob", "ctx")]
+
+
+async def test_a_conversation_with_another_task_is_kept(store: Store) -> None:
+    await store.save(task("old", "COMPLETED", "ctx"), context())
+    await store.save(task("open", "WORKING", "ctx"), context())
+    await store.remember("chat", Conversation("alice", "ctx"))
+    await store.prune(time.time() + 1, 0)
+    assert await store.conversation("chat") == ("alice", "ctx")
+
+
+async def test_a_delivery_has_one_event_at_its_creation_and_one_at_its_end(store: Store) -> None:
+    await store.save(task("turn", "COMPLETED"), context())
+    for state in ("WORKING", "INPUT_REQUIRED", "COMPLETED", "COMPLETED"):
+        await store.save(delivery("d", state), context())
+    await store.save(delivery("e"), context())
+    await store.save(delivery("of-bob"), context("bob"))
+    expected = [("created", "d"), ("ended", "d"), ("created", "e")]
+    assert await events(store) == expected
+    assert await events(store, "alice", "bob") == [*expected, ("created", "of-bob")]
+    assert await events(store, "carol") == []
+
+
+async def test_events_after_a_number_are_those_that_came_later(store: Store) -> None:
+    await store.save(delivery("a"), context())
+    (first,) = await store.delivery_events(("alice",), 0, 1)
+    await store.save(delivery("b", "FAILED"), context())
+    await store.save(delivery("a", "COMPLETED"), context())
+    assert await events(store, after=first.number) == [
+        ("created", "b"),
+        ("ended", "b"),
+        ("ended", "a"),
+    ]
+    assert len(await store.delivery_events(("alice",), 0, 2)) == 2
+
+
+async def test_the_events_of_a_deleted_delivery_are_gone(store: Store) -> None:
+    await store.save(delivery("d", "COMPLETED"), context())
+    await store.prune(time.time() + 1, 0)
+    assert await events(store) == []
+
+
+async def test_numbers_of_events_grow_over_restarts(reopen: Reopen) -> None:
+    async with reopen() as store:
+        await store.save(delivery("a", "COMPLETED"), context())
+        await store.remember("chat", Conversation("alice", "ctx"))
+        last = (await store.delivery_events(("alice",), 0, 10))[-1].number
+    async with reopen() as store:
+        assert await store.conversation("chat") == ("alice", "ctx")
+        await store.save(delivery("b"), context())
+        assert await events(store, after=last) == [("created", "b")]
+
+
+async def test_a_reader_misses_no_event_while_others_are_written(store: Store) -> None:
+    names = [f"d{number}" for number in range(40)]
+    writing = asyncio.gather(*(store.save(delivery(name), context()) for name in names))
+    seen: list[str] = []
+    after = 0
+    while len(seen) < len(names):
+        for event in await store.delivery_events(("alice",), after, 7):
+            seen.append(event.task_id)
+            after = event.number
+        await asyncio.sleep(0)  # a store in memory never waits
+    await writing
+    assert sorted(seen) == sorted(names)

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from molecule_hermes.errors import Interrupted
 from molecule_hermes.transports.base import Attached
+from molecule_hermes.transports.deliveries import Receiver
 from molecule_hermes.turns.features import features_of
 from molecule_hermes.turns.model import Canceled, Place, Turn, TurnEvent
 from molecule_hermes.wire import Steered
@@ -205,6 +206,9 @@ class ScriptedTransport:
 
     def place(self, turn: Turn) -> Place:
         return Place("http://scripted", "instance", "bridge")
+
+    def take_deliveries(self, receiver: Receiver) -> None:
+        self.receiver = receiver
 
     def leave_turns(self) -> None:
         """A scripted turn does not outlive its bridge."""

@@ -35,8 +35,9 @@ from molecule_hermes.wire import (
     Callback,
     Final,
     Inbound,
+    Push,
 )
-from tests.support.serving import free_port, serve
+from tests.support.serving import few_certificates, free_port, serve
 from tests.support.waiting import until
 
 SECRET = "a-shared-secret-of-the-tests"
@@ -64,6 +65,8 @@ class CallbackServer:
     hang: asyncio.Event | None = None
     says: dict[str, Any] = field(default_factory=dict)
     """What each response has besides `ok`."""
+    refuse_pushes: dict[str, Any] | None = None
+    """Why it takes no deliveries, if it takes none."""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     """The requests that were taken: one callback each, or a batch."""
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -81,9 +84,14 @@ class CallbackServer:
             self.bodies.append(body)
             self.raw.extend(body.get("batch", [body]))
             self.secrets.append(request.headers.get(SECRET_HEADER))
-            self.taken.extend(Callback.parse_batch(body))
+            came = Callback.parse_batch(body)
+            self.taken.extend(came)
             self._news.notify_all()
-        return web.json_response({"ok": True, **self.says})
+        says = {"ok": True, **self.says}
+        pushed = [callback.reply_to for callback in came if isinstance(callback.body, Push)]
+        if pushed and self.refuse_pushes is not None:
+            says["refused"] = dict.fromkeys(pushed, self.refuse_pushes)
+        return web.json_response(says)
 
     @property
     def requests(self) -> int:
@@ -157,6 +165,7 @@ class Hermes:
         *,
         chat: str = "",
         message_id: str = "",
+        peer_id: str = "peer-1",
         attachments: tuple[Attachment, ...] = (),
         **more: Any,
     ) -> str:
@@ -164,7 +173,7 @@ class Hermes:
         message_id = message_id or f"m-{uuid.uuid4().hex}"
         inbound = Inbound(
             chat_id=chat or f"c-{uuid.uuid4().hex}",
-            peer_id="peer-1",
+            peer_id=peer_id,
             peer_name="A peer",
             message_id=message_id,
             callback_url=callbacks.url,
@@ -176,6 +185,8 @@ class Hermes:
         expected: dict[str, Any] = {"ok": True}
         if inbound.toolsets is not None:
             expected["toolsets"] = True
+        if inbound.profile:
+            expected["profile"] = inbound.profile
         assert (status, body.pop("instance", "") != "", body) == (202, True, expected)
         return message_id
 
@@ -283,7 +294,7 @@ async def _spawn(
         return await asyncio.create_subprocess_exec(
             *through,
             *(COMMAND if handover else hermes),
-            env={**clean, "HERMES_HOME": str(home), "HOME": str(home), **env},
+            env={**clean, **few_certificates(), "HERMES_HOME": str(home), "HOME": str(home), **env},
             cwd=home,
             stdin=given,
             stdout=out,

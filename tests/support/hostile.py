@@ -44,6 +44,7 @@ _MAX_FILES = 20_000
 _PTRACE_ATTACH, _PTRACE_DETACH = 16, 17
 _IPPROTO_MPTCP = 262
 _LISTENS = "0A"
+_IN_CREATE = 0x100
 
 
 def attack(target: str) -> Callable[[Attack], Attack]:
@@ -190,6 +191,24 @@ def read(paths: list[str]) -> Iterator[str]:
 @attack("list")
 def list_folders(paths: list[str]) -> Iterator[str]:
     yield from each(lambda p: f"{p}: {os.listdir(p)[:3]}", paths)
+
+
+@attack("list")
+def watch(paths: list[str]) -> Iterator[str]:
+    """Whoever can watch a folder gets the names of the files that are made in it."""
+    watcher = _libc("inotify_init1", os.O_NONBLOCK)
+    try:
+        yield from each(lambda p: f"{p}: watched by {_watch(watcher, p)}", paths)
+    finally:
+        os.close(watcher)
+
+
+def _watch(watcher: int, path: str) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = int(libc.inotify_add_watch(watcher, os.fsencode(path), _IN_CREATE))
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), "inotify_add_watch")
+    return descriptor
 
 
 @attack("change")

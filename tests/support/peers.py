@@ -23,6 +23,7 @@ from google.protobuf import json_format
 
 from molecule_hermes.client.connection import message
 from molecule_hermes.protocol.reply import REPLY
+from tests.support.serving import TLS
 
 
 @asynccontextmanager
@@ -40,7 +41,7 @@ async def peer(
     if extensions:
         name = "A2A-Extensions" if version == "1.0" else "X-A2A-Extensions"
         headers[name] = ", ".join(extensions)
-    async with httpx.AsyncClient(headers=headers, timeout=60) as http:
+    async with httpx.AsyncClient(headers=headers, timeout=60, verify=TLS) as http:
         card = await A2ACardResolver(http, url).get_agent_card()
         wanted = [
             i
@@ -57,7 +58,7 @@ async def peer(
 
 
 async def card_of(url: str) -> AgentCard:
-    async with httpx.AsyncClient(timeout=60) as http:
+    async with httpx.AsyncClient(timeout=60, verify=TLS) as http:
         return await A2ACardResolver(http, url).get_agent_card()
 
 

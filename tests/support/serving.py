@@ -1,4 +1,4 @@
-"""HTTP servers for tests, on free ports of loopback."""
+"""HTTP servers and clients for tests, on free ports of loopback."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ import itertools
 import os
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 
+import httpx
 from aiohttp import web
+
+TLS = httpx.create_ssl_context()
+"""For every client of the tests: loading the certificates takes more than a short test."""
 
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _FIRST = 10_000 + 5_000 * (_WORKER % 4)
@@ -43,3 +48,13 @@ async def serve(app: web.Application, port: int = 0) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+
+
+def few_certificates() -> dict[str, str]:
+    """Has a process load one certificate authority instead of all.
+
+    Hermes loads them for every call of a model, which takes most of the time of a short turn. No
+    test speaks to a server that needs them.
+    """
+    known = sorted(Path("/etc/ssl/certs").glob("*.pem"))
+    return {"SSL_CERT_FILE": str(known[0])} if known else {}

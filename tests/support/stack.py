@@ -15,7 +15,7 @@ import httpx
 import psutil
 
 from molecule_hermes.hermes.pid_record import PidRecord
-from tests.support.serving import free_port
+from tests.support.serving import TLS, few_certificates, free_port
 from tests.support.waiting import until
 
 READY = 90.0
@@ -57,7 +57,7 @@ class Stack:
                     return dict(answer.json())
             return None
 
-        async with httpx.AsyncClient(timeout=10) as http:
+        async with httpx.AsyncClient(timeout=10, verify=TLS) as http:
             return dict(await until(report, timeout, every=0.05))
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
@@ -76,15 +76,19 @@ def environment(state_dir: Path, **more: str) -> dict[str, str]:
     # Hermes's terminal tool starts in the home folder, which must exist.
     (state_dir / "user").mkdir(parents=True, exist_ok=True)
     kept = {k: os.environ[k] for k in ("PATH", "LANG", "TMPDIR") if k in os.environ}
-    return kept | {
-        "HOME": str(state_dir / "user"),
-        "MOLECULE_HERMES_STATE_DIR": str(state_dir),
-        "MOLECULE_HERMES_PORT": str(free_port()),
-        "HERMES_API_BASE": f"http://127.0.0.1:{free_port()}/v1",
-        "MOLECULE_A2A_PLATFORM_PORT": str(free_port()),
-        "MOLECULE_A2A_CALLBACK_PORT": str(free_port()),
-        **more,
-    }
+    return (
+        few_certificates()
+        | kept
+        | {
+            "HOME": str(state_dir / "user"),
+            "MOLECULE_HERMES_STATE_DIR": str(state_dir),
+            "MOLECULE_HERMES_PORT": str(free_port()),
+            "HERMES_API_BASE": f"http://127.0.0.1:{free_port()}/v1",
+            "MOLECULE_A2A_PLATFORM_PORT": str(free_port()),
+            "MOLECULE_A2A_CALLBACK_PORT": str(free_port()),
+            **more,
+        }
+    )
 
 
 @asynccontextmanager

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from urllib.parse import urlsplit
+
 import httpx
 
 from molecule_hermes.transports.plugin.callback_server import ReplyServer
 from molecule_hermes.transports.plugin.replies import Replies
-from molecule_hermes.wire import Callback, Delta
+from molecule_hermes.wire import SECRET_HEADER, Callback, Delta
 from tests.support.serving import free_port
+from tests.support.waiting import until
 
 
 async def post(url: str, seq: int) -> dict[str, object]:
@@ -35,3 +39,30 @@ async def test_a_plugin_may_leave_out_the_query() -> None:
     replies.register("m")
     async with ReplyServer(replies, "127.0.0.1", 0) as server:
         assert await post(server.url.partition("?")[0], 0) == {"ok": True}
+
+
+async def test_connections_without_the_secret_do_not_pile_up_and_keep_nobody_out() -> None:
+    replies = Replies()
+    replies.register("m")
+    async with (
+        ReplyServer(replies, "127.0.0.1", 0, "the-secret") as server,
+        httpx.AsyncClient(headers={SECRET_HEADER: "the-secret"}) as plugin,
+    ):
+        first = Callback("c", "m", "text", Delta(), 0).to_json()
+        assert (await plugin.post(server.url, json=first)).json() == {"ok": True}
+        address = urlsplit(server.url)
+        strangers = [
+            await asyncio.open_connection(address.hostname, address.port) for _ in range(300)
+        ]
+        closed = [asyncio.create_task(reader.read()) for reader, _ in strangers]
+        await until(lambda: sum(task.done() for task in closed) >= 200)
+        # The plugin's own connection is still there, and a new one gets through.
+        second = Callback("c", "m", "text", Delta(), 1).to_json()
+        answer = await plugin.post(server.url, json=second)
+        assert answer.json() == {"ok": True}
+        async with httpx.AsyncClient(headers={SECRET_HEADER: "the-secret"}) as another:
+            third = Callback("c", "m", "text", Delta(), 2).to_json()
+            assert (await another.post(server.url, json=third)).json() == {"ok": True}
+        for _, writer in strangers:
+            writer.close()
+        await asyncio.gather(*closed, return_exceptions=True)

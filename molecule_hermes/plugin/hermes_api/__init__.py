@@ -18,6 +18,7 @@ from molecule_hermes.plugin.hermes_api.agents import (
     steer,
     take_unheard,
 )
+from molecule_hermes.plugin.hermes_api.cron import CronRun, current_cron_run, follow_cron
 from molecule_hermes.plugin.hermes_api.gateway import (
     State,
     add_event_handler,
@@ -71,6 +72,7 @@ from molecule_hermes.plugin.hermes_api.turns import (
 
 __all__ = [
     "MODULES",
+    "CronRun",
     "State",
     "add_event_handler",
     "agent_key_of",
@@ -80,9 +82,11 @@ __all__ = [
     "clear_questions",
     "context_of",
     "cost_of",
+    "current_cron_run",
     "current_message_id",
     "current_platform",
     "enter_folder",
+    "follow_cron",
     "has_agent",
     "has_profiles",
     "has_session",

@@ -52,7 +52,21 @@ ALTER TABLE molecule_hermes_tasks ADD COLUMN turn TEXT NOT NULL DEFAULT '';
 ALTER TABLE molecule_hermes_push_configs ADD COLUMN told INTEGER NOT NULL DEFAULT 1;
 CREATE INDEX ON molecule_hermes_push_configs (told) WHERE told = 0;
 """
-MIGRATIONS = (_V1, _V2)
+# What Hermes's names for conversations stand for, and the events of deliveries.
+_V3 = """
+CREATE TABLE molecule_hermes_conversations (
+    name TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    context_id TEXT NOT NULL
+);
+CREATE INDEX ON molecule_hermes_conversations (owner, context_id);
+CREATE INDEX ON molecule_hermes_tasks (owner, context_id);
+ALTER TABLE molecule_hermes_tasks ADD COLUMN opened BIGINT;
+ALTER TABLE molecule_hermes_tasks ADD COLUMN closed BIGINT;
+CREATE INDEX ON molecule_hermes_tasks (opened) WHERE opened IS NOT NULL;
+CREATE INDEX ON molecule_hermes_tasks (closed) WHERE closed IS NOT NULL;
+"""
+MIGRATIONS = (_V1, _V2, _V3)
 
 _CREATE_SCHEMA = """
 CREATE TABLE molecule_hermes_schema (version INTEGER NOT NULL);

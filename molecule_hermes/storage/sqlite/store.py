@@ -48,7 +48,21 @@ ALTER TABLE tasks ADD COLUMN turn TEXT NOT NULL DEFAULT '';
 ALTER TABLE push_configs ADD COLUMN told INTEGER NOT NULL DEFAULT 1;
 CREATE INDEX push_configs_untold ON push_configs (told) WHERE told = 0;
 """
-MIGRATIONS = (_V1, _V2, _V3)
+# What Hermes's names for conversations stand for, and the events of deliveries.
+_V4 = """
+CREATE TABLE conversations (
+    name TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    context_id TEXT NOT NULL
+);
+CREATE INDEX conversations_of_context ON conversations (owner, context_id);
+CREATE INDEX tasks_of_context ON tasks (owner, context_id);
+ALTER TABLE tasks ADD COLUMN opened INTEGER;
+ALTER TABLE tasks ADD COLUMN closed INTEGER;
+CREATE INDEX tasks_opened ON tasks (opened) WHERE opened IS NOT NULL;
+CREATE INDEX tasks_closed ON tasks (closed) WHERE closed IS NOT NULL;
+"""
+MIGRATIONS = (_V1, _V2, _V3, _V4)
 
 
 class SqliteTaskStore(SqlTaskStore):

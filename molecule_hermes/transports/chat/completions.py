@@ -57,7 +57,7 @@ class EventStream:
         value = value.removeprefix(" ")
         if name == "data":
             self._data.append(value)
-            self._size += len(value) + 1
+            self._size += len(line)  # not of the value: it can be empty
         elif name == "event":
             self._name = value
 

@@ -35,6 +35,7 @@ from molecule_hermes.transports.chat.completions import (
 from molecule_hermes.transports.chat.history import with_history
 from molecule_hermes.transports.chat.profiles import base_of, require_profiles
 from molecule_hermes.transports.chat.reply import StreamedReply
+from molecule_hermes.transports.deliveries import Receiver
 from molecule_hermes.turns.features import Feature, features_of, why_not
 from molecule_hermes.turns.model import (
     Canceled,
@@ -171,6 +172,9 @@ class ChatTransport:
 
     def place(self, turn: Turn) -> Place:
         return Place(self._base_url)
+
+    def take_deliveries(self, receiver: Receiver) -> None:
+        """There are none."""
 
     def leave_turns(self) -> None:
         """Hermes stops a turn whose stream is closed."""

@@ -147,12 +147,16 @@ class Replies:
         for reply in list(self._pending.values()):
             reply.add(Failed(failure or Draining()))
 
+    def over(self, message_id: str) -> None:
+        """Hermes need not send anything more for the message."""
+        self._over[message_id] = None
+        if len(self._over) > self._remember:
+            self._over.popitem(last=False)
+
     def _forget(self, reply: Reply) -> None:
         if self._pending.get(reply.message_id) is reply:
             del self._pending[reply.message_id]
-            self._over[reply.message_id] = None
-            if len(self._over) > self._remember:
-                self._over.popitem(last=False)
+            self.over(reply.message_id)
 
 
 def event_of(callback: Callback) -> TurnEvent:
@@ -190,7 +194,7 @@ def _event(callback: Callback) -> TurnEvent:  # noqa: PLR0911 - one for each typ
             figures = (body.kind, body.attempt, body.of, *models)
             return Notice(text, body.withdraws, *figures, answer=body.answer)
         case _:
-            return Notice(text)
+            return Notice("")  # a push that came again with what follows it
 
 
 def _tool(body: Tool) -> ToolProgress:

@@ -18,19 +18,35 @@ __all__ = ["Served"]
 
 
 class Served:
-    def __init__(self, client: PluginClient, url: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        client: PluginClient,
+        url: Callable[[], str],
+        *,
+        bridge: str = "",
+        deliveries: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`deliveries` says whether the bridge with that name takes them."""
         self._client = client
+        self._bridge = bridge
+        self._deliveries = deliveries
         self._url = url
+        self._told: tuple[str, bool] = ("", False)
+        """The run of the plugin that was last told whether deliveries are taken, and what."""
         self._known: dict[str, str] = {}
         """The run of the plugin that was last seen to serve each profile, and toolsets."""
 
     async def check(self, profile: str) -> None:
         """Raises aiohttp's errors, or the `TurnFailure` of a turn with this profile."""
-        status, body = await self._client.post(CHECK_PATH, Check(self._url(), profile))
+        instance, deliveries = self._client.instance, self._deliveries()
+        check = Check(self._url(), profile, self._bridge, deliveries=deliveries)
+        status, body = await self._client.post(CHECK_PATH, check)
         if status in (401, 403) or (profile and body.get("kind") == PROFILE_REFUSED):
             raise self._client.refusal(status, body)
         if profile and status not in (200, 404):
             raise self._client.refusal(status, body)
+        if status in (200, 404):
+            self._told = (instance, deliveries)
         # An older plugin does not know the path. It answers 404 after checking the secret.
         if profile and body.get("profile") != profile:
             raise too_old_for(f"the profile {profile!r}")
@@ -48,6 +64,13 @@ class Served:
         await self.check(turn.profile)
         if turn.profile not in self._known:
             raise too_old_for("toolsets")
+
+    async def tell(self, profile: str) -> None:
+        """Tells the plugin whether deliveries are taken, unless its present run knows. Raises what
+        `check` and `PluginClient.health` raise."""
+        await self._client.health(timeout=3.0)
+        if self._told != (self._client.instance, self._deliveries()):
+            await self.check(profile)
 
     def accepted(self, turn: Turn, body: Mapping[str, Any]) -> None:
         """Raises if the plugin accepted the message without what it relies on: Hermes was started

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, NoReturn, Self
 
 import aiohttp
@@ -24,9 +24,11 @@ from molecule_hermes.transports.base import (
     NotSentError,
     QuestionGoneError,
 )
+from molecule_hermes.transports.deliveries import Receiver
 from molecule_hermes.transports.plugin.callback_server import ReplyServer
 from molecule_hermes.transports.plugin.client import CONNECTIONS, PluginClient
 from molecule_hermes.transports.plugin.messages import inbound_of
+from molecule_hermes.transports.plugin.openings import Openings
 from molecule_hermes.transports.plugin.replies import Replies, Reply
 from molecule_hermes.transports.plugin.served import Served
 from molecule_hermes.transports.plugin.signs import SignsOfLife
@@ -84,12 +86,14 @@ class PluginTransport:
         attach_for: float = 30.0,
         silent_for: float = 60.0,
         watch_every: float = 0.5,
+        tell_every: float = 2.0,
         backoff: Backoff = BACKOFF,
         profile: str = "",
     ) -> None:
         """With `patient`, turns wait for a Hermes that is not there: it is being restarted.
         `attach_for` is how long a turn of an earlier bridge waits for Hermes, in seconds, and
         `silent_for` how long Hermes may show no sign of life before its turns are given up.
+        `tell_every` is how soon a Hermes that was restarted knows whether deliveries are taken.
         `profile` is the profile of Hermes that `check` asks for."""
         self._client = PluginClient(base_url, secret)
         self._name = secrets.token_urlsafe(16)
@@ -97,14 +101,26 @@ class PluginTransport:
         self._names: dict[str, str] = {}
         """The names under which an earlier bridge sent messages that this one has attached to."""
         self._replies = Replies()
+        self._openings = Openings(self._replies, lambda: self._place_of(self._name))
+        self._server = ReplyServer(
+            self._replies, callback_host, callback_port, secret, openings=self._openings
+        )
         self._is_secret = bool(secret)
-        self._server = ReplyServer(self._replies, callback_host, callback_port, secret)
         self._patient = patient
         self._attach_for = attach_for
         self._silent_for = silent_for
         self._watch_every = watch_every
         self._profile = profile
-        self._served = Served(self._client, lambda: self._server.url)
+        self._served = Served(
+            self._client,
+            lambda: self._server.url,
+            bridge=self._name,
+            deliveries=lambda: self._openings.wanted,
+        )
+        self._tell_every = tell_every
+        self._telling = asyncio.Event()
+        """Set while deliveries may have to be agreed on with the plugin."""
+        self._teller: asyncio.Task[None] | None = None
         self._backoff = backoff
         self._accepted: dict[str, str] = {}
         """The plugin instance that accepted each message."""
@@ -129,14 +145,16 @@ class PluginTransport:
         await self._server.__aenter__()
         await self._client.__aenter__()
         self._watcher = asyncio.create_task(self._watch(), name="plugin-watcher")
+        self._teller = asyncio.create_task(self._tell(), name="plugin-teller")
         return self
 
     async def __aexit__(self, *error: object) -> None:
         self._replies.end_all(Draining())
-        if self._watcher is not None:
-            self._watcher.cancel()
+        for task in filter(None, (self._watcher, self._teller)):
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._watcher
+                await task
+        await self._openings.aclose()
         await self._server.__aexit__(*error)
         await self._client.__aexit__(*error)
 
@@ -170,12 +188,21 @@ class PluginTransport:
             await asyncio.wait({sender})
 
     def place(self, turn: Turn) -> Place:
-        instance = self._accepted.get(turn.message_id) or self._client.instance
-        return Place(self._client.base_url, instance, self._name_for(turn))
+        return self._place_of(self._name_for(turn), self._accepted.get(turn.message_id, ""))
+
+    def _place_of(self, bridge: str, instance: str = "") -> Place:
+        return Place(self._client.base_url, instance or self._client.instance, bridge)
+
+    def take_deliveries(self, receiver: Receiver) -> None:
+        self._openings.receiver = receiver
+        self._telling.set()
 
     async def attach(self, turn: Turn, place: Place) -> Attached:
         if place.address != self._client.base_url:
             raise Interrupted("the turn ran in another Hermes before the agent was restarted")
+        if opened := self._openings.pop(turn.message_id):
+            self._accepted[turn.message_id] = place.instance
+            return Attached(self._follow(turn, opened))
         self._names[turn.message_id] = place.bridge
         reply = self._replies.register(turn.message_id, place.seq, turn.agent)
         self._let_ask(turn, reply)
@@ -234,11 +261,15 @@ class PluginTransport:
         A bridge that the plugin refuses keeps trying: the turn is not lost, and the bridge is not
         ready until its operator has mended that.
         """
-        attach = Attach(turn.message_id, self._server.url, reply.last_seq, self._name_for(turn))
+        url = self._server.url
         patience = self._backoff.delays(within=self._attach_for)
         for delay in self._backoff.delays():
             try:
-                status, body = await self._client.post(ATTACH_PATH, attach)
+                status, body = await self._post_for(
+                    turn,
+                    ATTACH_PATH,
+                    lambda name: Attach(turn.message_id, url, reply.last_seq, name),
+                )
             except (aiohttp.ClientError, TimeoutError):
                 status, body = 503, {}
             if status == 200:
@@ -279,10 +310,12 @@ class PluginTransport:
             reply.add(Canceled())
 
     async def answer(self, turn: Turn, question_id: str, answer: str) -> None:
-        message = Answer(turn.message_id, question_id, answer, self._name_for(turn))
+        def message(name: str) -> Answer:
+            return Answer(turn.message_id, question_id, answer, name)
+
         for attempt in range(1, _SENDS + 1):
             try:
-                status, body = await self._client.post(ANSWER_PATH, message)
+                status, body = await self._post_for(turn, ANSWER_PATH, message)
                 break
             except (aiohttp.ClientError, TimeoutError) as error:
                 if attempt == _SENDS:
@@ -301,8 +334,8 @@ class PluginTransport:
         ):
             return NOT_THERE
         try:
-            status, body = await self._client.post(
-                STEER_PATH, Steer(turn.message_id, text, self._name_for(turn))
+            status, body = await self._post_for(
+                turn, STEER_PATH, lambda name: Steer(turn.message_id, text, name)
             )
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self._client.unreachable() from error
@@ -369,12 +402,36 @@ class PluginTransport:
 
     async def _post_cancel(self, turn: Turn) -> bool:
         """Returns whether the plugin knows the message and will end its turn."""
-        cancel = Cancel(turn.message_id, self._name_for(turn))
+
+        def cancel(name: str) -> Cancel:
+            return Cancel(turn.message_id, name)
+
         try:
             async with asyncio.timeout(3.0):
-                return (await self._client.post(CANCEL_PATH, cancel))[0] == 200
+                return (await self._post_for(turn, CANCEL_PATH, cancel))[0] == 200
         except (aiohttp.ClientError, TimeoutError, TurnFailure):
             return False
+
+    async def _tell(self) -> None:
+        """Agrees with each run of Hermes on deliveries, also while there is no turn."""
+        await self._telling.wait()
+        while True:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, TurnFailure):
+                await self._served.tell(self._profile)
+            await asyncio.sleep(self._tell_every)
+
+    async def _post_for(
+        self, turn: Turn, path: str, message: Callable[[str], Cancel | Answer | Attach | Steer]
+    ) -> tuple[int, dict[str, Any]]:
+        """Posts a message in the name of the bridge that the turn belongs to.
+
+        A delivery of an earlier bridge that had not acknowledged it may belong to this one by now.
+        """
+        status, body = await self._client.post(path, message(self._name_for(turn)))
+        if status == 403 and body.get("kind") == "other_bridge" and turn.message_id in self._names:
+            del self._names[turn.message_id]
+            status, body = await self._client.post(path, message(self._name))
+        return status, body
 
     async def _watch(self) -> None:
         """Ends the turns of a Hermes that died, within seconds.
