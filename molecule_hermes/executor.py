@@ -28,6 +28,7 @@ from molecule_hermes.errors import (
     BadRequest,
     Busy,
     Draining,
+    Forbidden,
     InternalFailure,
     QuotaExceeded,
     TooLarge,
@@ -36,6 +37,7 @@ from molecule_hermes.errors import (
 )
 from molecule_hermes.protocol import status as updates
 from molecule_hermes.protocol.active_turn import ActiveTurn
+from molecule_hermes.protocol.chain import Chain
 from molecule_hermes.protocol.data_reply import DataReplies
 from molecule_hermes.protocol.dialogue import Dialogue
 from molecule_hermes.protocol.extensions import requested
@@ -66,7 +68,7 @@ __all__ = ["HermesAgentProxyExecutor"]
 
 logger = logging.getLogger(__name__)
 
-_REJECTED = (BadRequest, Busy, Draining, QuotaExceeded, TooLarge)
+_REJECTED = (BadRequest, Busy, Draining, Forbidden, QuotaExceeded, TooLarge)
 """Failures that mean REJECTED for a turn that Hermes never got; after that they are its own."""
 
 
@@ -324,6 +326,7 @@ class HermesAgentProxyExecutor(AgentExecutor):
 
     async def _run(self, active: ActiveTurn, context: RequestContext) -> End:
         refuse_an_orphaned_answer(context)
+        active.policy.loops.refuse(Chain.of(context.message))
         self._admit(caller_of(context).user_name)
         return await self._work.run(active, context)
 

@@ -14,6 +14,7 @@ from molecule_hermes.config import (
     AgentConfig,
     Configuration,
     Limits,
+    OAuthClient,
     PeerConfig,
     RemoteHermes,
     RouteConfig,
@@ -100,6 +101,7 @@ def _example(folder: Path) -> tuple[Configuration, Settings]:
     (folder / "main" / "skills").mkdir(parents=True)
     (folder / "secrets").mkdir()
     (folder / "main" / "SOUL.md").write_text("You are Ada.")
+    (folder / "main" / "billing.pem").write_text("-----BEGIN PUBLIC KEY-----")
     for name in ("main/keys.env", *re.findall(r"secrets/[\w-]+", text)):
         (folder / name).touch(mode=0o600)
         (folder / name).write_text(f"KEY_OF_{re.sub('[^a-z]', '_', name)}=0123456789")
@@ -124,10 +126,18 @@ def test_the_example_of_the_configuration_file_loads_and_has_every_key(tmp_path:
 
 
 def test_the_docs_have_every_key_of_the_configuration_file() -> None:
-    keys = {"env": "env_file", "token": "token_file", "secret": "secret_file"}
+    keys = {
+        "bearer": "bearer_file",
+        "card_keys": "card_key_file",
+        "client_secret": "client_secret_file",
+        "env": "env_file",
+        "token": "token_file",
+        "secret": "secret_file",
+    }
     internal = {"name", "source", "warnings", "secret_files"}
     text = _page("agents")
-    for section in (AgentConfig, RemoteHermes, RouteConfig, PeerConfig, Limits, Configuration):
+    sections = (AgentConfig, RemoteHermes, RouteConfig, PeerConfig, OAuthClient, Limits)
+    for section in (*sections, Configuration):
         names = {field.name for field in dataclasses.fields(section)} - internal
         assert [name for name in names if f"`{keys.get(name, name)}`" not in text] == [], section
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from molecule_hermes.agents.outbound import OutboundCalls
 from molecule_hermes.config import AgentConfig, Configuration, PeerConfig, Settings
+from molecule_hermes.protocol.chain import Loops
 from molecule_hermes.protocol.policy import Policy
 from molecule_hermes.wire import MAIN_AGENT
 
@@ -25,7 +28,9 @@ def settings_of(agent: AgentConfig, settings: Settings) -> Settings:
     return settings.model_copy(update={k: v for k, v in own.items() if v is not None})
 
 
-def policy_of(agent: AgentConfig, peer: PeerConfig, settings: Settings) -> Policy:
+def policy_of(
+    agent: AgentConfig, peer: PeerConfig, settings: Settings, calls: OutboundCalls | None = None
+) -> Policy:
     """Each of them can only take away: a peer gets no model that the agent does not offer, and
     no question that the agent does not ask."""
     own = settings_of(agent, settings)
@@ -36,6 +41,8 @@ def policy_of(agent: AgentConfig, peer: PeerConfig, settings: Settings) -> Polic
         approvals="deny" if "deny" in (own.approvals, peer.approvals) else "ask",
         toolsets=peer.toolsets,
         profile=agent.hermes.profile if agent.hermes is not None else "",
+        loops=calls.loops(agent.name) if calls is not None else Loops(),
+        reach=calls.reach(agent, peer.name) if calls is not None else None,
     )
 
 
@@ -54,9 +61,21 @@ def delivery_policy(
 
 
 def policies(
-    agent: AgentConfig, configuration: Configuration, settings: Settings
+    agent: AgentConfig,
+    configuration: Configuration,
+    settings: Settings,
+    calls: OutboundCalls | None = None,
 ) -> Callable[[str], Policy]:
     """The policy of each peer. They are made now, not for each turn."""
-    of_others = policy_of(agent, PeerConfig(""), settings)
-    own = {name: policy_of(agent, peer, settings) for name, peer in configuration.peers.items()}
-    return lambda peer: own.get(peer, of_others)
+    of_others = policy_of(agent, PeerConfig(""), settings, calls)
+    own = {
+        name: policy_of(agent, peer, settings, calls) for name, peer in configuration.peers.items()
+    }
+    return lambda peer: own.get(peer) or _for(peer, of_others, agent, calls)
+
+
+def _for(peer: str, policy: Policy, agent: AgentConfig, calls: OutboundCalls | None) -> Policy:
+    """The policy of a peer that the configuration does not name."""
+    if calls is None:
+        return policy
+    return replace(policy, reach=calls.reach(agent, peer))

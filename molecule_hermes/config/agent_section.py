@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from molecule_hermes.config.agents import AgentConfig, RemoteHermes
+from molecule_hermes.config.checks import PATTERN
 from molecule_hermes.config.named_files import NamedFiles
 from molecule_hermes.config.policies import (
     MODEL,
@@ -14,10 +15,10 @@ from molecule_hermes.config.policies import (
     deliveries,
     limits,
     model_names,
+    plain_url,
     toolsets,
 )
 from molecule_hermes.config.values import Value
-from molecule_hermes.net.urls import http_url
 from molecule_hermes.wire import MAX_SYSTEM_PROMPT
 
 __all__ = ["AGENT_NAME", "AGENT_TAKES", "read_agent"]
@@ -118,24 +119,11 @@ def _remote(value: Value, files: NamedFiles) -> RemoteHermes:
     secret = files.secret(found["secret_file"]) if "secret_file" in found else None
     profile = found["profile"].text(_PROFILE_TAKES, _PROFILE) if "profile" in found else ""
     if "plugin" in found:
-        return RemoteHermes(plugin=_url(found["plugin"]), profile=profile, secret=secret)
-    api = _url(found["api"])
+        return RemoteHermes(plugin=plain_url(found["plugin"]), profile=profile, secret=secret)
+    api = plain_url(found["api"])
     if not urlsplit(api).path.endswith("/v1"):
         raise found["api"].invalid("a URL that ends in /v1")
     return RemoteHermes(api=api, profile=profile, secret=secret)
-
-
-def _url(value: Value) -> str:
-    takes = "a URL with http:// or https:// and a host, without a user, a query or a fragment"
-    text = value.text(takes, r"[!-~]{1,2048}")
-    try:
-        url = http_url(text)
-        parts = urlsplit(url)
-    except ValueError:
-        raise value.invalid(takes) from None
-    if "@" in parts.netloc or parts.query or parts.fragment:
-        raise value.invalid(takes)
-    return url
 
 
 _READERS: Mapping[str, _Reader] = {
@@ -156,6 +144,7 @@ _READERS: Mapping[str, _Reader] = {
     "approvals": lambda value, _: approvals(value),
     "deliveries": lambda value, _: deliveries(value),
     "limits": lambda value, _: limits(value),
+    "calls": lambda value, _: value.names("peers' names or patterns", PATTERN),
     "hermes": _remote,
 }
 _FIELDS = {"env_file": "env"}

@@ -23,6 +23,7 @@ __all__ = [
     "Configuration",
     "Isolation",
     "Limits",
+    "OAuthClient",
     "PeerConfig",
     "RemoteHermes",
     "RouteConfig",
@@ -82,7 +83,16 @@ class AgentConfig:
     approvals: Literal["ask", "deny"] | None = None
     deliveries: Literal["allow", "deny"] | None = None
     limits: Limits = Limits()
+    calls: tuple[str, ...] | None = None
+    """Patterns for the peers that it may call; None: all that have a URL, but for the one that it
+    works for."""
     hermes: RemoteHermes | None = None
+
+    def may_call(self, peer: str, caller: str) -> bool:
+        """Whether the agent may call the peer in a turn for the peer `caller`."""
+        if self.calls is None:
+            return peer != caller
+        return any(fnmatchcase(peer, pattern) for pattern in self.calls)
 
     @property
     def shapes_hermes(self) -> bool:
@@ -114,6 +124,16 @@ class Webhook:
 
 
 @dataclass(frozen=True, slots=True)
+class OAuthClient:
+    """How the bridge gets the tokens with which it calls a peer: client credentials."""
+
+    token_url: str
+    client_id: str
+    client_secret: SecretStr
+    scope: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PeerConfig:
     name: str
     token: SecretStr | None = None
@@ -126,6 +146,13 @@ class PeerConfig:
     limits: Limits = Limits()
     webhook: Webhook | None = None
     """Where the peer's deliveries are posted."""
+    url: str = ""
+    """Where the peer itself is an agent that can be called."""
+    bearer: SecretStr | None = None
+    """The token with which the bridge calls the peer."""
+    oauth: OAuthClient | None = None
+    card_keys: bytes = b""
+    """The public key, or the JSON Web Key Set, that its card is signed with."""
     source: str = field(default="", compare=False)
     """The file and the line; empty for a peer that only the environment names."""
 

@@ -117,7 +117,8 @@ class _Loader:
         for name, value in entries.items():
             value.require_name(name, PEER_NAME, _PEER_TAKES)
             peers[name] = read_peer(name, value, self._files, agents)
-            if peers[name].token is None and name not in self._known_peers:
+            calls = peers[name].token is not None or name in self._known_peers
+            if not calls and not peers[name].url:
                 self._warn(value, f"has no token_file, and is not in {_TOKENS}: it cannot call")
         return peers
 

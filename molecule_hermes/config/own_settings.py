@@ -326,6 +326,23 @@ class OwnSettings(BaseModel):
         100 * 2**20,
         "the maximum bytes of such files of one conversation, 1 to 1125899906842624",
     )
+    max_hops: Annotated[int, Field(ge=0, le=64)] = own(
+        "MAX_HOPS",
+        5,
+        "how many calls from agent to agent may lead to a message, 0 to 64; further ones are "
+        "refused as `forbidden`, and with 0 agents call each other not at all",
+    )
+    max_calls: Annotated[int, Field(ge=0, le=10_000)] = own(
+        "MAX_CALLS",
+        20,
+        "how many times an agent may ask other agents in one turn, 0 to 10000",
+    )
+    call_timeout: Annotated[float, Field(ge=1, le=3600)] = own(
+        "CALL_TIMEOUT",
+        300,
+        "seconds for which an agent waits for another agent's answer, 1 to 3600; after that, it "
+        "can ask for the task's state",
+    )
     file_hosts: Annotated[tuple[str, ...], BeforeValidator(parse_hosts)] = own(
         "FILE_HOSTS",
         (),

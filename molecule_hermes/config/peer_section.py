@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from typing import Any
 from urllib.parse import urlsplit
 
-from molecule_hermes.config.agents import AgentConfig, PeerConfig, Webhook
+from molecule_hermes.config.agents import AgentConfig, OAuthClient, PeerConfig, Webhook
 from molecule_hermes.config.checks import PATTERN, matches_one_of
 from molecule_hermes.config.named_files import NamedFiles
-from molecule_hermes.config.policies import approvals, deliveries, limits, model_names, toolsets
+from molecule_hermes.config.policies import (
+    approvals,
+    deliveries,
+    limits,
+    model_names,
+    plain_url,
+    toolsets,
+)
 from molecule_hermes.config.values import Value
 from molecule_hermes.net.urls import http_url
 
@@ -18,13 +26,19 @@ __all__ = ["read_peer"]
 _KEYS = (
     "agents",
     "approvals",
+    "bearer_file",
+    "card_key_file",
     "deliveries",
     "limits",
     "models",
+    "oauth",
     "token_file",
     "toolsets",
+    "url",
     "webhook",
 )
+_OAUTH_KEYS = ("client_id", "client_secret_file", "scope", "token_url")
+_WORD = r"[!-~]{1,1024}"
 
 
 def read_peer(
@@ -38,6 +52,7 @@ def read_peer(
         agents=_reach(found["agents"], agents) if "agents" in found else ("*",),
         source=value.place,
         webhook=_webhook(found["webhook"], files) if "webhook" in found else None,
+        **_outbound(found, files),
         **policies,
     )
     if peer.toolsets is not None:
@@ -76,6 +91,41 @@ def _webhook_url(value: Value) -> str:
     if "@" in parts.netloc or "#" in text:
         raise value.invalid(takes, shown=False)
     return text
+
+
+def _outbound(found: Mapping[str, Value], files: NamedFiles) -> dict[str, Any]:
+    """Where the peer itself can be called, and with what."""
+    if "url" not in found:
+        for key in ("bearer_file", "card_key_file", "oauth"):
+            if key in found:
+                raise found[key].error("is for calling the peer, and there is no url")
+        return {}
+    if "bearer_file" in found and "oauth" in found:
+        raise found["oauth"].error("cannot stand beside bearer_file: a peer is called with one")
+    read: dict[str, Any] = {"url": plain_url(found["url"])}
+    if "bearer_file" in found:
+        read["bearer"] = files.secret(found["bearer_file"])
+    if "oauth" in found:
+        read["oauth"] = _oauth(found["oauth"], files)
+    if "card_key_file" in found:
+        read["card_keys"] = files.text(found["card_key_file"]).read_bytes()
+    return read
+
+
+def _oauth(value: Value, files: NamedFiles) -> OAuthClient:
+    found = value.fields(_OAUTH_KEYS)
+    for key in ("client_id", "client_secret_file", "token_url"):
+        if key not in found:
+            raise value.error(f"needs {key}")
+    scope = (
+        found["scope"].text("words between spaces", r"[!-~]+( [!-~]+)*") if "scope" in found else ""
+    )
+    return OAuthClient(
+        plain_url(found["token_url"]),
+        found["client_id"].text("one word of at most 1024 characters", _WORD),
+        files.secret(found["client_secret_file"]),
+        scope,
+    )
 
 
 def _reach(value: Value, agents: Mapping[str, AgentConfig]) -> tuple[str, ...]:

@@ -1,14 +1,16 @@
-"""What agents and peers have in common: toolsets, models, approvals and limits."""
+"""What agents and peers have in common: toolsets, models, approvals, limits and URLs."""
 
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
 from molecule_hermes.config.agents import Limits
 from molecule_hermes.config.fields import MODEL_NAME
 from molecule_hermes.config.values import Value
+from molecule_hermes.net.urls import http_url
 
-__all__ = ["MODEL", "approvals", "deliveries", "limits", "model_names", "toolsets"]
+__all__ = ["MODEL", "approvals", "deliveries", "limits", "model_names", "plain_url", "toolsets"]
 
 MODEL = rf"(?!$){MODEL_NAME}"
 _TOOLSET = r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}"
@@ -33,3 +35,17 @@ def deliveries(value: Value) -> Any:
 def limits(value: Value) -> Limits:
     found = value.fields(("running", "waiting"))
     return Limits(**{key: each.whole(0, 100_000) for key, each in found.items()})
+
+
+def plain_url(value: Value) -> str:
+    """A URL with nothing in it but where something is."""
+    takes = "a URL with http:// or https:// and a host, without a user, a query or a fragment"
+    text = value.text(takes, r"[!-~]{1,2048}")
+    try:
+        url = http_url(text)
+        parts = urlsplit(url)
+    except ValueError:
+        raise value.invalid(takes) from None
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise value.invalid(takes)
+    return url

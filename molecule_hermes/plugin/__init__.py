@@ -26,16 +26,18 @@ _HINT = (
 
 def register(ctx: Any) -> None:
     """Called by Hermes with its plugin context (hermes_cli/plugins.py)."""
-    from molecule_hermes.plugin import workspace_tools
     from molecule_hermes.plugin.hooks import Hooks
     from molecule_hermes.plugin.model_requests import ModelRequests
+    from molecule_hermes.plugin.tools import workspace
+    from molecule_hermes.plugin.tools.peers import PeerTools
 
     hooks = Hooks()
+    peer_tools = PeerTools(hooks.current_turn)
 
     def adapter(config: Any) -> Any:
         from molecule_hermes.plugin.adapter import MoleculeAdapter
 
-        return MoleculeAdapter(config, hooks)
+        return MoleculeAdapter(config, hooks, peer_tools)
 
     ctx.register_platform(
         name=PLATFORM,
@@ -52,7 +54,8 @@ def register(ctx: Any) -> None:
     hooks.register(ctx)
     hooks.policy.register(ctx)
     ModelRequests(hooks.current_turn).register(ctx)
-    workspace_tools.register(ctx)
+    workspace.register(ctx)
+    peer_tools.register(ctx)
 
 
 def _has_aiohttp() -> bool:

@@ -44,6 +44,7 @@ from molecule_hermes.plugin.settings import PLATFORM, SECRETS, PluginSettings
 from molecule_hermes.plugin.shown_types import shown_type
 from molecule_hermes.plugin.sweeper import Sweeper
 from molecule_hermes.plugin.threads import widen_default_executor
+from molecule_hermes.plugin.tools.peers import PeerTools
 from molecule_hermes.plugin.turn import Turn
 from molecule_hermes.plugin.work_folders import WorkFolders
 from molecule_hermes.wire import MAIN_AGENT, Context
@@ -64,9 +65,10 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
     # The bridge has authenticated the peer. Otherwise Hermes answers with a pairing code.
     authorization_is_upstream = True
 
-    def __init__(self, config: Any, hooks: Hooks) -> None:
+    def __init__(self, config: Any, hooks: Hooks, peer_tools: PeerTools) -> None:
         super().__init__(config, Platform(PLATFORM))
         self._hooks = hooks
+        self._peer_tools = peer_tools
         self._settings = PluginSettings()
         self._outbox = Outbox()
         self._dispatcher = Dispatcher(self, Ledger(), self._outbox)
@@ -114,6 +116,7 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
         self._watch.attach()
         self.follow_late_output()
         self._outbox.open()
+        self._peer_tools.open(self, settings.secret)
         self._hooks.attach(self)
         hermes_api.report_connected(self)
         return True
@@ -127,6 +130,7 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
         if self._folders is not None:
             self._folders.detach(self.gateway_runner)
         await self._dispatcher.close()
+        await self._peer_tools.close()
         if self._site is not None:
             await self._site.cleanup()
             self._site = None
@@ -188,6 +192,7 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
             self.require_profile(profile)  # it may have been removed while the message waited
             hermes_api.answer_for_profile(self.gateway_runner, profile, self)
         self._hooks.policy.begin(turn.message_id, turn.inbound.toolsets)
+        self._peer_tools.offer(turn)
         log.info("%s from %s begins", turn, turn.inbound.peer_id)
         turn.began = time.time() - _CLOCK
         notes = self._dispatcher.notes_before(turn)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from molecule_hermes.plugin import hermes_api
@@ -18,7 +19,7 @@ from molecule_hermes.plugin.settings import PluginSettings
 from molecule_hermes.plugin.turn import Turn
 from molecule_hermes.plugin.work_folders import WorkFolders
 from molecule_hermes.text import safe_name
-from molecule_hermes.wire import File
+from molecule_hermes.wire import Attachment, File
 
 __all__ = ["FileDelivery", "not_available"]
 
@@ -63,6 +64,18 @@ class FileDelivery:
         turn = self.owner(chat_id, current_message_id())
         read = partial(self._read, path, name or "", chat_id, turn)
         return await self._deliver_file(chat_id, caption, read)
+
+    def read_for_peer(self, turn: Turn, path: str) -> Attachment:
+        """A file that the agent hands to another agent: what it could also deliver. Called in the
+        agent's thread. Raises `FileRefusedError`."""
+        folders, chat_id = self._folders, turn.chat_id
+        folder = folders.of(chat_id) if folders is not None else hermes_api.working_directory()
+        file = self._read(str(Path(folder, path)), "", chat_id, turn)
+        return Attachment(file.name, file.media_type, file.data or b"")
+
+    def keep(self, turn: Turn, files: Sequence[Attachment]) -> Sequence[Path]:
+        """Keeps files of other agents with those of the conversation's peer."""
+        return self._kept.save(turn.chat_id, files)
 
     def _read(self, path: str, name: str, chat_id: str, turn: Turn | None) -> File:
         # Hermes's own list of protected files: keys, system files, its .env (base.py:1155).

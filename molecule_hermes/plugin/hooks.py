@@ -78,9 +78,11 @@ class Hooks:
         with contextlib.suppress(ValueError):
             self._listeners.remove(listener)
 
-    def current_turn(self) -> Turn | None:
-        """The turn that this thread works on."""
-        message_id = current_message_id()
+    def current_turn(self, given: Mapping[str, Any] | None = None) -> Turn | None:
+        """The turn that this thread works on. `given` is what Hermes tells a tool: a subagent's
+        thread is without the message's context, and known by its task."""
+        subagent = self._subagents.message_of((given or {}).get("task_id"))
+        message_id = current_message_id() or subagent
         turns = (each.find(message_id) for each in list(self._listeners)) if message_id else ()
         return next((turn for turn in turns if turn is not None), None)
 

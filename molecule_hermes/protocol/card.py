@@ -61,8 +61,10 @@ def build_card(
     tenant: str = "",
     demo: bool = False,
     warnings: Sequence[str] = (),
+    agent_id: str = "",
 ) -> AgentCard:
-    """With `tenant`, clients of A2A 1.0 name it in their requests."""
+    """With `tenant`, clients of A2A 1.0 name it in their requests. `agent_id` is the agent's name
+    in chains of agents."""
     if not settings.deliveries:
         features -= {Feature.DELIVERIES}
     remarks = ["It answers with the built-in demo model, not a real one."] if demo else []
@@ -76,7 +78,9 @@ def build_card(
         version=__version__,
         supported_interfaces=_interfaces(url, tenant, settings.compat_v03),
         capabilities=AgentCapabilities(
-            streaming=True, push_notifications=True, extensions=extensions(features, models)
+            streaming=True,
+            push_notifications=True,
+            extensions=extensions(features, models, agent_id),
         ),
         default_input_modes=_modes(_INPUT, features),
         default_output_modes=_modes(_OUTPUT, features),

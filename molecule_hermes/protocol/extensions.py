@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from a2a.types import AgentExtension
 
+from molecule_hermes.protocol.chain import chain_extension
 from molecule_hermes.turns.features import Feature
 from molecule_hermes.turns.model import REASONING, TOOL_DETAIL
 
@@ -51,9 +52,11 @@ _ON_REQUEST = {
 }
 
 
-def extensions(features: Collection[Feature], models: Sequence[str] = ()) -> list[AgentExtension]:
+def extensions(
+    features: Collection[Feature], models: Sequence[str] = (), agent_id: str = ""
+) -> list[AgentExtension]:
     """The extensions of an agent whose transport has these features. `models` are those that a
-    message may choose."""
+    message may choose, and `agent_id` is the agent's name in chains."""
     declared = {
         STRUCTURED_OUTPUT: (
             "The answer as a data part that is valid against a JSON Schema: metadata "
@@ -77,7 +80,8 @@ def extensions(features: Collection[Feature], models: Sequence[str] = ()) -> lis
         AgentExtension(uri=uri, description=description, required=False)
         for uri, description in declared.items()
     ]
-    return [_turn_metadata(models), *others]
+    chain = [chain_extension(agent_id)] if agent_id else []
+    return [_turn_metadata(models), *others, *chain]
 
 
 def _turn_metadata(models: Sequence[str]) -> AgentExtension:

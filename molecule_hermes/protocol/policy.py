@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
-__all__ = ["Approvals", "Policy"]
+from molecule_hermes.protocol.chain import Chain, Loops
+from molecule_hermes.turns.outbound import Outbound
+
+__all__ = ["Approvals", "Policy", "Reach"]
 
 Approvals = Literal["ask", "deny"]
+
+
+class Reach(Protocol):
+    """The other agents that an agent may ask for a peer."""
+
+    def after(self, chain: Chain) -> Outbound | None:
+        """How it asks them in a turn that this chain of agents led to; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +33,5 @@ class Policy:
     """Those that the agent may use for the peer; None for all that it has."""
     profile: str = ""
     """The profile of Hermes that the agent is, where one Hermes has several."""
+    loops: Loops = Loops()  # noqa: RUF009 - it cannot be changed
+    reach: Reach | None = field(default=None, repr=False, compare=False)

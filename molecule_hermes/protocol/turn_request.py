@@ -6,10 +6,12 @@ import uuid
 
 from a2a.server.agent_execution import RequestContext
 
-from molecule_hermes.errors import Interrupted
+from molecule_hermes.errors import BadRequest, Interrupted
 from molecule_hermes.protocol.caller import Caller
+from molecule_hermes.protocol.chain import Chain
 from molecule_hermes.protocol.policy import Policy
 from molecule_hermes.turns.model import Turn
+from molecule_hermes.turns.outbound import Outbound
 
 __all__ = ["caller_of", "refuse_an_orphaned_answer", "turn_of"]
 
@@ -35,7 +37,18 @@ def turn_of(context: RequestContext, policy: Policy) -> Turn:
         text="",
         a2a_message_id=context.message.message_id if context.message is not None else "",
         system_prompt=policy.system_prompt,
+        outbound=_outbound(context, policy),
     )
+
+
+def _outbound(context: RequestContext, policy: Policy) -> Outbound | None:
+    """None also for a turn that no message began: nothing says which agents led to it."""
+    if policy.reach is None or context.message is None:
+        return None
+    try:
+        return policy.reach.after(Chain.of(context.message))
+    except BadRequest:  # the turn ends with it before Hermes gets it
+        return None
 
 
 def refuse_an_orphaned_answer(context: RequestContext) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from a2a.types import AgentCard
 
+from molecule_hermes.agents.outbound import OutboundCalls
 from molecule_hermes.agents.policies import policies, settings_of
 from molecule_hermes.agents.roster import Agent
 from molecule_hermes.config import AgentConfig, Configuration, Settings
@@ -40,6 +41,7 @@ class AgentFactory:
     metrics: Metrics
     demo: bool = False
     warnings: Sequence[str] = ()
+    calls: OutboundCalls | None = None
     schemas: SchemaProcesses = field(default_factory=SchemaProcesses)
 
     def build(self, config: AgentConfig, transport: Transport) -> Agent:
@@ -69,7 +71,7 @@ class AgentFactory:
 
     def configure(self, agent: Agent, configuration: Configuration, settings: Settings) -> None:
         """Sets what may change while the agent runs."""
-        agent.executor.policy_of = policies(agent.config, configuration, settings)
+        agent.executor.policy_of = policies(agent.config, configuration, settings, self.calls)
         path = f"/agents/{agent.name}"
         agent.handler.card = self._card(agent, settings, path, tenant=agent.name)
 
@@ -88,4 +90,5 @@ class AgentFactory:
             tenant=tenant,
             demo=self.demo,
             warnings=self.warnings,
+            agent_id=self.calls.loops(agent.name).agent if self.calls is not None else "",
         )

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+from molecule_hermes.agents.outbound import OutboundCalls
 from molecule_hermes.config import Settings
 from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.protocol.incoming import Attachments
 from molecule_hermes.protocol.workspace_files import WorkspaceFiles
+from molecule_hermes.server.identity import identity_of
+from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.transports.base import Transport
 from molecule_hermes.turns.scheduler import Scheduler
 
-__all__ = ["create_scheduler", "executor_options", "running_of_peer"]
+__all__ = ["create_calls", "create_scheduler", "executor_options", "running_of_peer"]
+
+
+def create_calls(settings: Settings, metrics: Metrics) -> OutboundCalls:
+    """What the agents ask of other agents. Bridges with one public URL are one in chains."""
+    identity, name = identity_of(settings), settings.public_url or ""
+    return OutboundCalls(settings, identity, name=name, metrics=metrics)
 
 
 def create_scheduler(settings: Settings) -> Scheduler:

@@ -32,7 +32,7 @@ from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.protocol.webhooks import PushConfigs, PushSender
 from molecule_hermes.server.agent_factory import AgentFactory
 from molecule_hermes.server.app import CurrentApp, create_app, create_overload_app
-from molecule_hermes.server.assembly import create_scheduler, running_of_peer
+from molecule_hermes.server.assembly import create_calls, create_scheduler, running_of_peer
 from molecule_hermes.server.connections import ConnectionTable, default_limit, open_files_limit
 from molecule_hermes.server.deliveries import DeliveryFeed, delivery_endpoint
 from molecule_hermes.server.error_responses import shorten_sdk_logs
@@ -123,6 +123,8 @@ class Bridge:
         await stack.enter_async_context(tasks)
         self._create_deliveries(store, tasks, push)
         self.health.add("store", tasks.check)
+        self.calls = create_calls(self._settings, self.metrics)
+        await stack.enter_async_context(self.calls)
         self._factory = self._create_factory(store, tasks, push)
         await stack.enter_async_context(self.roster)
         await self.roster.change(self._configuration.agents)
@@ -159,6 +161,7 @@ class Bridge:
         self._peer_webhooks.webhooks = {
             name: peer.webhook for name, peer in configuration.peers.items() if peer.webhook
         }
+        self.calls.configure(configuration)
         self._scheduler.limit(
             {name: agent.limits for name, agent in configuration.agents.items()},
             {name: peer.limits for name, peer in configuration.peers.items()},
@@ -214,6 +217,7 @@ class Bridge:
             self.metrics,
             demo=self._demo,
             warnings=self._warnings,
+            calls=self.calls,
         )
 
     def _create_deliveries(self, store: OpenStore, tasks: TaskRegistry, push: PushSender) -> None:
@@ -351,6 +355,7 @@ class Bridge:
         deliveries, feed = self._deliveries, self._feed
         watch("open_deliveries", "Deliveries without an end", lambda: deliveries.unfinished)
         watch("delivery_subscribers", "Clients that follow deliveries", lambda: len(feed))
+        watch("waiting_calls", "Calls that wait for other agents", lambda: self.calls.running)
         watch("failed_pushes", "Push notifications given up so far", lambda: push.failed)
 
     async def _drain(self) -> None:

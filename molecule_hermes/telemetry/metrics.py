@@ -74,6 +74,13 @@ class Metrics:
             ["agent", "kind"],
             registry=self._registry,
         )
+        self._calls = Counter(
+            "molecule_hermes_outbound_calls",
+            "What agents asked of other agents, by action and outcome",
+            ["action", "outcome"],
+            registry=self._registry,
+        )
+
         self._models: set[str] = set()
         self._tokens = Counter(
             "molecule_hermes_tokens",
@@ -123,6 +130,10 @@ class Metrics:
 
     def delivery_refused(self, agent: str, kind: str) -> None:
         self._refused_deliveries.labels(agent, kind).inc()
+
+    def called(self, action: str, outcome: str) -> None:
+        """Counts a call of another agent."""
+        self._calls.labels(action, outcome).inc()
 
     def responded(self, status: int) -> None:
         self._responses.labels(str(status)).inc()

@@ -89,6 +89,12 @@ class Feature(Enum):
         "yes, the model's provider is asked for it, too",
         "yes, by instruction only",
     )
+    OUTBOUND = _Row(
+        "the agent asks other agents that the operator has configured, and the peer sees what they "
+        "are doing",
+        "yes, if bridge and plugin share a secret",
+        "no: the agent has no way to the bridge",
+    )
     REFERENCES = _Row(
         "the answers of the tasks in `referenceTaskIds`, before the agent", "yes", "yes"
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard
 
 from molecule_hermes.errors import TurnFailure
+from molecule_hermes.turns.outbound import Outbound
 from molecule_hermes.wire import MAIN_AGENT, Args, Context, NoticeKind, Phase, Usage
 
 __all__ = [
@@ -90,6 +91,8 @@ class Turn:
     """The profile of Hermes that the agent is, where one Hermes has several."""
     toolsets: tuple[str, ...] | None = None
     """The toolsets that the agent may use for this peer; None for all that it has."""
+    outbound: Outbound | None = field(default=None, repr=False, compare=False)
+    """How the agent asks other agents in this turn; None if it may ask none."""
 
     @property
     def conversation(self) -> str:

@@ -9,6 +9,8 @@
                                                      whether it takes deliveries
     Callback   plugin → bridge   POST callback_url   an event of a turn
                                                      (one of them, or a `batch` in order)
+    PeerCall   plugin → bridge   POST /a2a/outbound  what the agent asks of another agent; the
+                                                     response is a `Called`
 
 Every `parse` takes the raw body or the decoded object; it returns the value, or raises
 `WireError`, and nothing else. Unknown keys are ignored, so that either side may be newer.
@@ -47,12 +49,15 @@ from molecule_hermes.wire.limits import (
     MAX_ATTACHMENTS,
     MAX_BATCH,
     MAX_BODY_BYTES,
+    MAX_CALL_TEXT,
     MAX_FILE_BYTES,
     MAX_MODELS,
     MAX_RESPONSE_FORMAT,
     MAX_STEER,
     MAX_SYSTEM_PROMPT,
     MAX_TOOLSETS,
+    OUTBOUND,
+    OUTBOUND_PATH,
     PROFILE_REFUSED,
     REPLY_PATH,
     SECRET_HEADER,
@@ -70,6 +75,7 @@ from molecule_hermes.wire.messages import (
     Steer,
     Steered,
 )
+from molecule_hermes.wire.outbound import ACTIONS, Action, Called, PeerCall
 from molecule_hermes.wire.progress import (
     Args,
     Notice,
@@ -83,6 +89,7 @@ from molecule_hermes.wire.progress import (
 from molecule_hermes.wire.usage import Context, Usage
 
 __all__ = [
+    "ACTIONS",
     "ANSWER_PATH",
     "ATTACH_PATH",
     "CANCEL_PATH",
@@ -98,17 +105,21 @@ __all__ = [
     "MAX_ATTACHMENTS",
     "MAX_BATCH",
     "MAX_BODY_BYTES",
+    "MAX_CALL_TEXT",
     "MAX_FILE_BYTES",
     "MAX_MODELS",
     "MAX_RESPONSE_FORMAT",
     "MAX_STEER",
     "MAX_SYSTEM_PROMPT",
     "MAX_TOOLSETS",
+    "OUTBOUND",
+    "OUTBOUND_PATH",
     "PROFILE_REFUSED",
     "REPLY_PATH",
     "SECRET_HEADER",
     "STEER_PATH",
     "TURNS_PATH",
+    "Action",
     "Answer",
     "Approval",
     "Args",
@@ -116,6 +127,7 @@ __all__ = [
     "Attachment",
     "Body",
     "Callback",
+    "Called",
     "Cancel",
     "Cause",
     "Check",
@@ -128,6 +140,7 @@ __all__ = [
     "Notice",
     "NoticeKind",
     "Origin",
+    "PeerCall",
     "Phase",
     "Problem",
     "Push",

@@ -18,6 +18,8 @@ __all__ = [
     "MAX_ATTACHMENTS",
     "MAX_BATCH",
     "MAX_BODY_BYTES",
+    "MAX_CALL_TEXT",
+    "MAX_CARRIED",
     "MAX_CHOICES",
     "MAX_FILE_BYTES",
     "MAX_ID",
@@ -29,6 +31,8 @@ __all__ = [
     "MAX_TOOLSETS",
     "MAX_URL",
     "MAX_WANTS",
+    "OUTBOUND",
+    "OUTBOUND_PATH",
     "PROFILE_REFUSED",
     "REPLY_PATH",
     "SECRET_HEADER",
@@ -52,7 +56,10 @@ ATTACH_PATH = "/a2a/attach"
 TURNS_PATH = "/a2a/turns"
 JOBS_PATH = "/a2a/jobs"
 REPLY_PATH = "/a2a/reply"
+OUTBOUND_PATH = "/a2a/outbound"
 
+OUTBOUND = "outbound"
+"""In `wants`: the bridge takes what the agent asks of other agents in this turn."""
 PROFILE_REFUSED = "profile"
 """The kind of a refusal: Hermes does not serve the profile of the message."""
 
@@ -64,6 +71,10 @@ MAX_FILE_BYTES = 10 * 2**20
 MAX_ATTACHMENTS = 16
 MAX_ID = 256
 MAX_TEXT = 8 * 2**20
+MAX_CALL_TEXT = 100_000
+"""Characters that an agent sends to another agent at once."""
+MAX_CARRIED = 1024
+"""Characters of a task's id that an agent keeps for another agent's task."""
 MAX_STEER = 65_536
 """Characters of a message that steers a turn: it becomes part of a tool's result."""
 MAX_SYSTEM_PROMPT = 65_536

@@ -15,6 +15,7 @@ from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.hooks import Hooks
 from molecule_hermes.plugin.journal import Journal
 from molecule_hermes.plugin.ledger import Ledger
+from molecule_hermes.plugin.tools.peers import PeerTools
 from molecule_hermes.wire import Attachment, Callback, File, Inbound, Notice
 
 
@@ -47,7 +48,9 @@ def adapter(sent: Sent, work: Path, monkeypatch: pytest.MonkeyPatch) -> Molecule
     """With one turn that runs, in the chat `c`."""
     # Hermes knows the platform's own name only once the plugin is registered.
     monkeypatch.setattr(module, "Platform", lambda _: Platform.API_SERVER)
-    made = MoleculeAdapter(SimpleNamespace(extra={}, enabled=True), Hooks())
+    made = MoleculeAdapter(
+        SimpleNamespace(extra={}, enabled=True), Hooks(), PeerTools(lambda given: None)
+    )
     ledger = Ledger()
     made._dispatcher = Dispatcher(made, ledger, sent)  # type: ignore[arg-type]
     ledger.accept(Inbound("c", "p", "m", "http://127.0.0.1:1/", "hi"))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from molecule_hermes.plugin import workspace_tools
+from molecule_hermes.plugin.tools import workspace
 from tests.support.gateway import callback_server, running_hermes
 from tests.support.recorded_model import recorded_model
 from tests.support.waiting import until
@@ -61,7 +61,7 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def context(platform: None) -> Context:
     context = Context()
-    workspace_tools.register(context)
+    workspace.register(context)
     return context
 
 
@@ -86,7 +86,7 @@ def test_no_tool_has_the_name_or_the_toolset_of_one_of_hermess_own(context: Cont
 
 def test_without_the_platform_there_are_no_tools() -> None:
     context = Context()
-    workspace_tools.register(context)
+    workspace.register(context)
     assert context.tools == {}
 
 
@@ -113,7 +113,7 @@ def test_a_platform_that_cannot_be_imported_does_not_stop_the_plugin(
     context = Context()
     try:
         with caplog.at_level(logging.WARNING):
-            workspace_tools.register(context)
+            workspace.register(context)
     finally:
         sys.modules.pop("molecule_runtime", None)
     assert context.tools == {}
@@ -202,7 +202,7 @@ def test_whatever_a_tool_does_the_agent_gets_an_error_text(
 
     monkeypatch.setattr(platform_tools, "tool_list_peers", function)
     context = Context()
-    workspace_tools.register(context)
+    workspace.register(context)
     error = json.loads(context.call("list_peers"))["error"]
     assert error == f"workspace_list_peers: {expected}"
 
@@ -212,10 +212,10 @@ def test_a_tool_that_blocks_has_a_timeout(platform: None, monkeypatch: pytest.Mo
 
     released = threading.Event()
     monkeypatch.setattr(platform_tools, "tool_list_peers", lambda: released.wait(30))
-    impatient = replace(workspace_tools._TOOLS[0], timeout=0.2)
-    monkeypatch.setattr(workspace_tools, "_TOOLS", (impatient,))
+    impatient = replace(workspace._TOOLS[0], timeout=0.2)
+    monkeypatch.setattr(workspace, "_TOOLS", (impatient,))
     context = Context()
-    workspace_tools.register(context)
+    workspace.register(context)
     before = time.monotonic()
     error = json.loads(context.call("list_peers"))["error"]
     released.set()

@@ -92,7 +92,7 @@ async def test_the_card_says_what_works_and_no_more(bridge: StartBridge) -> None
     for extension in card["capabilities"].pop("extensions"):
         assert f"## `{extension['uri']}`" in EXTENSIONS.read_text(encoding="utf-8")
         assert not extension.get("required")
-        assert "params" not in extension
+        assert set(extension.get("params", {})) <= {"agentId"}
     assert "application/json" in card["defaultOutputModes"]
     assert card["capabilities"] == {"streaming": True, "pushNotifications": True}
     assert {i["url"] for i in card["supportedInterfaces"]} == {b.url}

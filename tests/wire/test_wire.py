@@ -17,6 +17,7 @@ from molecule_hermes.wire import (
     Approval,
     Attachment,
     Callback,
+    Called,
     Cancel,
     Check,
     Clarify,
@@ -27,6 +28,7 @@ from molecule_hermes.wire import (
     Inbound,
     Notice,
     Origin,
+    PeerCall,
     Problem,
     Push,
     Reasoning,
@@ -39,7 +41,7 @@ from molecule_hermes.wire import (
     WireError,
 )
 
-PARSERS = (Inbound, Check, Cancel, Answer, Steer, Steered, Callback)
+PARSERS = (Inbound, Check, Cancel, Answer, Steer, Steered, Callback, PeerCall, Called)
 
 ids = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=256)
 labels = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=256)
@@ -72,6 +74,7 @@ kinds = st.sampled_from(["retrying", "compressed", "fallback", "waiting", "other
 arguments = st.dictionaries(
     texts, st.one_of(texts, st.integers(-1000, 1000), st.booleans(), st.none()), max_size=5
 )
+attached = st.lists(st.builds(Attachment, labels, media_types, blobs), max_size=3).map(tuple)
 bodies = st.one_of(
     st.builds(Delta, st.booleans()),
     st.builds(
@@ -146,6 +149,8 @@ values = st.one_of(
     st.builds(Answer, ids, ids, texts),
     st.builds(Steer, ids, texts, labels),
     st.builds(Steered, st.booleans(), texts),
+    st.builds(PeerCall, ids, ids, st.sampled_from(wire.ACTIONS), labels, texts, texts, attached),
+    st.builds(Called, st.dictionaries(texts, texts | st.integers(-1000, 1000)), attached),
     st.builds(Callback, ids, ids, texts, bodies, st.none() | counts, labels),
 )
 junk = st.recursive(
@@ -351,6 +356,26 @@ def test_a_body_that_is_not_a_json_object_is_refused(body: Any) -> None:
 def test_a_failure_survives_the_wire() -> None:
     failure = Problem.of(RateLimited("slow down")).failure()
     assert (type(failure), failure.message, failure.retryable) == (RateLimited, "slow down", True)
+
+
+@pytest.mark.parametrize(
+    ("over", "field"),
+    [
+        ({"action": "exec"}, "action"),
+        ({"action": None}, "action"),
+        ({"call_id": ""}, "call_id"),
+        ({"message_id": 7}, "message_id"),
+        ({"peer": "x" * 257}, "peer"),
+        ({"text": "x" * (wire.MAX_CALL_TEXT + 1)}, "text"),
+        ({"task_id": "x" * 1025}, "task_id"),
+        ({"files": [{}]}, "name"),
+        ({"files": [{"name": "a", "media_type": "a/b", "data": ""}] * 17}, "files"),
+    ],
+)
+def test_an_invalid_call_is_refused_with_the_name_of_its_field(over: Any, field: str) -> None:
+    call = {"message_id": "m", "call_id": "c", "action": "list"}
+    with pytest.raises(WireError, match=f"`.*{field}`"):
+        PeerCall.parse({**call, **over})
 
 
 def test_the_public_names_are_pinned() -> None:

@@ -19,9 +19,11 @@ from molecule_hermes.transports.plugin.replies import Outcome, Replies
 from molecule_hermes.turns.model import Place
 from molecule_hermes.wire import (
     MAX_BODY_BYTES,
+    OUTBOUND_PATH,
     REPLY_PATH,
     SECRET_HEADER,
     Callback,
+    PeerCall,
     Problem,
     Push,
     WireError,
@@ -69,6 +71,7 @@ class ReplyServer:
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=self._max_body)
         app.router.add_post(REPLY_PATH, self._reply)
+        app.router.add_post(OUTBOUND_PATH, self._outbound)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         loop = asyncio.get_running_loop()
@@ -110,8 +113,7 @@ class ReplyServer:
         return handler
 
     async def _reply(self, request: web.Request) -> web.Response:
-        given = request.headers.get(SECRET_HEADER, "").encode("utf-8", "surrogateescape")
-        if self._secret and not hmac.compare_digest(given, self._secret):
+        if not self._is_ours(request):
             return _refused(401, f"the header {SECRET_HEADER} is wrong or missing")
         self._strangers.pop(request.protocol, None)
         try:
@@ -169,6 +171,27 @@ class ReplyServer:
                 name for name in ids if name not in taken.refused and not self._replies.knows(name)
             ]
         return answer
+
+    async def _outbound(self, request: web.Request) -> web.Response:
+        """What the agent asks of another agent. Without a secret, any process could ask."""
+        if not self._secret or not self._is_ours(request):
+            return _refused(401, f"the header {SECRET_HEADER} is wrong or missing")
+        self._strangers.pop(request.protocol, None)
+        try:
+            call = PeerCall.parse(await request.read())
+        except WireError as error:
+            return _refused(400, str(error))
+        except web.HTTPRequestEntityTooLarge:
+            return _refused(413, f"the body is larger than {self._max_body} bytes")
+        reply = self._replies.get(call.message_id)
+        here = request.query.get(_TO) == self._name
+        if not here or reply is None or reply.ended or reply.calls is None:
+            return _refused(404, "no turn that may ask other agents runs for this message")
+        return web.json_response((await reply.calls.call(call)).to_json())
+
+    def _is_ours(self, request: web.Request) -> bool:
+        given = request.headers.get(SECRET_HEADER, "").encode("utf-8", "surrogateescape")
+        return not self._secret or hmac.compare_digest(given, self._secret)
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from molecule_hermes.turns.model import Turn
-from molecule_hermes.wire import Attachment, Inbound, Origin
+from molecule_hermes.wire import OUTBOUND, Attachment, Inbound, Origin
 
 __all__ = ["inbound_of"]
 
@@ -11,7 +11,8 @@ _WANTS = ("subagent", "usage")
 """Callbacks that every turn takes, but that a plugin must not send to an older bridge."""
 
 
-def inbound_of(turn: Turn, callback_url: str, bridge: str) -> Inbound:
+def inbound_of(turn: Turn, callback_url: str, bridge: str, *, asks: bool = False) -> Inbound:
+    """With `asks`, the bridge takes what the agent asks of other agents."""
     return Inbound(
         chat_id=turn.conversation,
         peer_id=turn.peer or "anonymous",
@@ -31,7 +32,7 @@ def inbound_of(turn: Turn, callback_url: str, bridge: str) -> Inbound:
         system_prompt=turn.system_prompt,
         model=turn.model,
         response_format=turn.response_format,
-        wants=(*_WANTS, *sorted(turn.extensions)),
+        wants=(*_WANTS, *sorted(turn.extensions), *((OUTBOUND,) if asks else ())),
         agent=turn.agent,
         profile=turn.profile,
         toolsets=turn.toolsets,

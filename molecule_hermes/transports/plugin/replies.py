@@ -27,6 +27,7 @@ from molecule_hermes.turns.model import (
     TurnEvent,
     is_last,
 )
+from molecule_hermes.turns.outbound import TurnCalls
 from molecule_hermes.wire import (
     Approval,
     Callback,
@@ -58,6 +59,8 @@ class Reply:
         self.ended = False
         self.final = False
         """Whether Hermes itself ended the turn, so that it needs no cancel."""
+        self.calls: TurnCalls | None = None
+        """What the turn asks of other agents; None if it may ask none."""
 
     @property
     def last_seq(self) -> int:

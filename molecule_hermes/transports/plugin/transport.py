@@ -36,6 +36,7 @@ from molecule_hermes.transports.plugin.steering import NOT_THERE, steered_of, un
 from molecule_hermes.turns.features import features_of
 from molecule_hermes.turns.model import (
     Canceled,
+    Completed,
     Failed,
     Notice,
     Place,
@@ -104,6 +105,7 @@ class PluginTransport:
         self._server = ReplyServer(
             self._replies, callback_host, callback_port, secret, openings=self._openings
         )
+        self._is_secret = bool(secret)
         self._patient = patient
         self._attach_for = attach_for
         self._silent_for = silent_for
@@ -175,6 +177,7 @@ class PluginTransport:
         answered.
         """
         reply = self._replies.register(turn.message_id, agent=turn.agent)
+        self._let_ask(turn, reply)
         sender = asyncio.create_task(self._send(turn, reply), name=f"plugin:{turn.message_id}")
         try:
             async with contextlib.aclosing(self._follow(turn, reply)) as events:
@@ -202,6 +205,7 @@ class PluginTransport:
             return Attached(self._follow(turn, opened))
         self._names[turn.message_id] = place.bridge
         reply = self._replies.register(turn.message_id, place.seq, turn.agent)
+        self._let_ask(turn, reply)
         try:
             body = await self._post_attach(turn, reply) or await self._missing(place)
         except BaseException:
@@ -212,18 +216,31 @@ class PluginTransport:
         open_ones = frozenset(map(str, questions)) if isinstance(questions, list) else frozenset()
         return Attached(self._follow(turn, reply), open_ones)
 
+    def _let_ask(self, turn: Turn, reply: Reply) -> None:
+        """Without a secret, any process of the machine could ask in the turn's name."""
+        if turn.outbound is not None and self._is_secret:
+
+            def progress(line: str) -> None:
+                reply.add(Notice(line))
+
+            reply.calls = turn.outbound.begin(turn.conversation, progress)
+
     def leave_turns(self) -> None:
         self._leaves_turns = True
 
     async def _follow(self, turn: Turn, reply: Reply) -> AsyncGenerator[TurnEvent, None]:
         self._pending.set()
+        completed = False
         try:
             while True:
                 event = await reply.next()
+                completed = isinstance(event, Completed)
                 yield event
                 if is_last(event):
                     return
         finally:
+            if reply.calls is not None:
+                await reply.calls.close(completed=completed)
             try:
                 if not reply.final and not self._leaves_turns:
                     await self._post_cancel(turn)
@@ -335,7 +352,8 @@ class PluginTransport:
         A POST that timed out may have arrived. It is safe to repeat: the plugin runs each
         message_id once.
         """
-        message = inbound_of(turn, self._server.url, self._name_for(turn))
+        asks = reply.calls is not None
+        message = inbound_of(turn, self._server.url, self._name_for(turn), asks=asks)
         sends = 0
         for delay in self._backoff.delays():
             try:

@@ -1,0 +1,5 @@
+"""What agents ask of other agents: the only way out of a turn."""
+
+from molecule_hermes.agents.outbound.calls import OutboundCalls
+
+__all__ = ["OutboundCalls"]

@@ -1,0 +1,216 @@
+"""The other agents that this bridge's agents may ask, and the lifetime of what they ask."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import logging
+from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import httpx
+from a2a.types import Message
+
+from molecule_hermes.agents.outbound.http import create_client
+from molecule_hermes.agents.outbound.remote import Remote
+from molecule_hermes.agents.outbound.remote_task import RemoteTask
+from molecule_hermes.agents.outbound.turn_calls import Context, OutboundTurn
+from molecule_hermes.backoff import Backoff
+from molecule_hermes.config import AgentConfig, Configuration, Settings
+from molecule_hermes.errors import Busy, Forbidden, TurnFailure, TurnTimeout
+from molecule_hermes.protocol.chain import Chain, Loops, agent_id
+from molecule_hermes.protocol.policy import Reach
+from molecule_hermes.telemetry.metrics import Metrics
+from molecule_hermes.turns.outbound import Outbound, Progress, TurnCalls
+
+__all__ = ["OutboundCalls"]
+
+logger = logging.getLogger(__name__)
+
+MAX_RUNNING = 64
+MAX_RUNNING_OF_PEER = 16
+_GIVE_UP = 10.0
+"""Seconds for canceling a task that nobody waits for any more."""
+_BACKOFF = Backoff(first=0.5, longest=15.0, jitter=0.2)
+
+
+class OutboundCalls:
+    """Inside `async with`, with one HTTP client for all calls. `identity` is a secret of this
+    bridge that outlives it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        identity: bytes,
+        *,
+        name: str = "",
+        metrics: Metrics | None = None,
+    ) -> None:
+        """`name` is what this bridge is called in chains; without it, the identity decides."""
+        self.settings = settings
+        self.metrics = metrics or Metrics()
+        self._key = hmac.digest(identity, b"tasks of other agents", "sha256")
+        self._name = name or hmac.digest(identity, b"chain", "sha256").hex()
+        self._remotes: Mapping[str, Remote] = {}
+        self._http: httpx.AsyncClient | None = None
+        self._left: set[asyncio.Task[Any]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._http = create_client(self.settings.call_timeout)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._left:
+            await asyncio.wait(self._left, timeout=_GIVE_UP / 2)
+        for task in self._left:
+            task.cancel()
+        await asyncio.gather(*self._left, return_exceptions=True)
+        if self._http is not None:
+            await self._http.aclose()
+
+    @property
+    def running(self) -> int:
+        """Calls that wait for other agents."""
+        return sum(remote.running for remote in self._remotes.values())
+
+    def configure(self, configuration: Configuration) -> None:
+        """Takes the peers of a configuration. What is known of those that stay is kept."""
+        if self._http is None:
+            raise RuntimeError("the calls are not open")
+        known, found = self._remotes, {}
+        for name, peer in configuration.peers.items():
+            if peer.url:
+                same = name in known and known[name].config == peer
+                found[name] = known[name] if same else Remote(peer, self._http)
+        self._remotes = found
+
+    def loops(self, agent: str) -> Loops:
+        """What the agent refuses, so that agents do not call each other without end."""
+        return Loops(agent_id(self._name, agent), self.settings.max_hops)
+
+    def reach(self, agent: AgentConfig, caller: str) -> Reach:
+        """The agents that the agent may ask in turns for the peer `caller`."""
+        return _Reach(self, agent, caller)
+
+    async def send(self, peer: str, message: Message, *, agent: str, patience: float = 60) -> None:
+        """Sends a message of the agent's own to a peer's URL; returns when that has taken it.
+
+        The message keeps its id at each attempt. Raises a `TurnFailure` after `patience` seconds,
+        or at once if the peer refuses it.
+        """
+        remote = self._remotes.get(peer)
+        if remote is None:
+            raise Forbidden(f"peers.{peer} has no url", hint="name the agent's url there")
+        Chain().followed_by(self.loops(agent).agent).mark(message)
+        for delay in _BACKOFF.delays(within=patience):
+            try:
+                async with asyncio.timeout(max(1.0, patience)):
+                    await self._sent(remote, message)
+            except TimeoutError:
+                raise TurnTimeout(f"the agent {peer!r} did not take the message in time") from None
+            except TurnFailure as failure:
+                if not failure.retryable:
+                    raise
+                last = failure
+                await asyncio.sleep(delay)
+            else:
+                return
+        raise last
+
+    async def _sent(self, remote: Remote, message: Message) -> None:
+        task = RemoteTask()
+        events = remote.send(message, immediately=True)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                task.add(event)
+                if task.known.is_set():
+                    return
+
+    # For the turns.
+
+    def remote(self, peer: str) -> Remote | None:
+        return self._remotes.get(peer)
+
+    def callable_by(self, agent: AgentConfig, caller: str) -> list[str]:
+        return [name for name in self._remotes if agent.may_call(name, caller)]
+
+    @contextlib.contextmanager
+    def place(self, remote: Remote) -> Iterator[None]:
+        """Counts a call that waits for the agent. Raises `Busy` if there are too many."""
+        if remote.running >= MAX_RUNNING_OF_PEER or self.running >= MAX_RUNNING:
+            raise Busy("too many calls to other agents wait at once")
+        remote.running += 1
+        try:
+            yield
+        finally:
+            remote.running -= 1
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Work that this object waits for at its end."""
+        task = asyncio.create_task(work, name=name)
+        self._left.add(task)
+        task.add_done_callback(self._left.discard)
+        return task
+
+    def abandon(self, remote: Remote, task: RemoteTask, following: asyncio.Task[Any]) -> None:
+        """Cancels the task of another agent, as soon as its id is known."""
+        self.spawn(self._abandon(remote, task, following), "abandon")
+
+    async def _abandon(
+        self, remote: Remote, task: RemoteTask, following: asyncio.Task[Any]
+    ) -> None:
+        try:
+            async with asyncio.timeout(_GIVE_UP):
+                knowing = asyncio.ensure_future(task.known.wait())
+                await asyncio.wait({knowing, following}, return_when=asyncio.FIRST_COMPLETED)
+                knowing.cancel()
+                if task.task_id and not task.ended:
+                    await remote.cancel(task.task_id)
+        except (TurnFailure, TimeoutError) as error:
+            logger.info("a task of %s could not be canceled: %s", remote.name, error)
+        finally:
+            following.cancel()
+
+    def handle(self, conversation: str, peer: str, task_id: str) -> str:
+        """The task's name for the model. Only this conversation can use it, also after a restart
+        of the bridge: agents that share a bridge share its credentials."""
+        return f"{peer}:{task_id}:{self._seal(conversation, peer, task_id)}"
+
+    def opened(self, conversation: str, handle: str) -> tuple[str, str] | None:
+        """The peer and the task that a handle names; None if it is not one of this
+        conversation."""
+        peer, _, rest = handle.partition(":")
+        task_id, _, seal = rest.rpartition(":")
+        expected = self._seal(conversation, peer, task_id)
+        return (peer, task_id) if hmac.compare_digest(seal.encode(), expected.encode()) else None
+
+    def _seal(self, conversation: str, peer: str, task_id: str) -> str:
+        names = (conversation, peer, task_id)
+        material = "".join(f"{len(name)}:{name}" for name in names)
+        data = material.encode("utf-8", "surrogatepass")
+        return hmac.new(self._key, data, hashlib.sha256).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    calls: OutboundCalls
+    agent: AgentConfig
+    caller: str
+
+    def after(self, chain: Chain) -> Outbound | None:
+        has_peers = bool(self.calls.callable_by(self.agent, self.caller))
+        return _Asking(self, chain) if has_peers else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    reach: _Reach
+    chain: Chain
+
+    def begin(self, conversation: str, progress: Progress) -> TurnCalls:
+        calls, agent, caller = self.reach.calls, self.reach.agent, self.reach.caller
+        context = Context(agent, caller, self.chain, calls.loops(agent.name), conversation)
+        return OutboundTurn(calls, context, progress)
