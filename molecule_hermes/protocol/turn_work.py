@@ -144,8 +144,14 @@ class TurnWork:
 
     def _enter(self, active: ActiveTurn, *, runs: bool = False) -> Slot:
         turn = active.turn
+        # Hermes may keep deliveries waiting, and peers must not wait for these.
         return self._scheduler.enter(
-            self._lane(active), turn.peer, turn.size, agent=turn.agent, runs=runs
+            self._lane(active),
+            turn.peer,
+            turn.size,
+            agent=turn.agent,
+            runs=runs,
+            counts=not active.delivery,
         )
 
     def _asking_before(self, turn: Turn) -> tuple[str, Question | None]:
