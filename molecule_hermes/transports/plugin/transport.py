@@ -7,6 +7,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any, NoReturn, Self
 
 import aiohttp
@@ -27,6 +28,7 @@ from molecule_hermes.transports.base import (
 from molecule_hermes.transports.deliveries import Receiver
 from molecule_hermes.transports.plugin.callback_server import ReplyServer
 from molecule_hermes.transports.plugin.client import CONNECTIONS, PluginClient
+from molecule_hermes.transports.plugin.lending import lent
 from molecule_hermes.transports.plugin.messages import inbound_of
 from molecule_hermes.transports.plugin.openings import Openings
 from molecule_hermes.transports.plugin.replies import Replies, Reply
@@ -224,6 +226,9 @@ class PluginTransport:
                 reply.add(Notice(line))
 
             reply.calls = turn.outbound.begin(turn.conversation, progress)
+
+    def lent(self, turn: Turn) -> AbstractAsyncContextManager[str]:
+        return lent(self._client, turn)
 
     def leave_turns(self) -> None:
         self._leaves_turns = True
