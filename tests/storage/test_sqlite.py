@@ -349,7 +349,7 @@ async def test_finding_unfinished_tasks_pruning_and_listing_use_an_index(path: P
     questions = {
         "SELECT owner, task FROM tasks WHERE ended IS NULL": "tasks_ended",
         "SELECT owner, id FROM tasks WHERE ended < 1": "tasks_ended",
-        "SELECT count(*) FROM tasks WHERE owner = 'a' AND context_id = 'c'": "tasks_listed",
+        "SELECT count(*) FROM tasks WHERE owner = 'a' AND context_id = 'c'": "tasks_of_context",
         "SELECT task FROM tasks WHERE owner = 'a' "
         "ORDER BY last_updated DESC NULLS LAST, id DESC": "tasks_listed",
     }
