@@ -214,10 +214,9 @@ class PushSender:
     async def follow_delivery(self, task_id: str, origin: str, context: ServerCallContext) -> None:
         """Before the delivery's first event: it is told to the webhooks of its origin, and through
         the channels that the peer has."""
-        peer = context.user.peer if isinstance(context.user, Caller) else context.user.user_name
-        channels = [
-            channel_config(n, peer) for n, each in self.channels.items() if each.serves(peer)
-        ]
+        caller = Caller.from_scope(context.user.user_name)
+        serving = [name for name, channel in self.channels.items() if channel.serves(caller)]
+        channels = [channel_config(name, caller) for name in serving]
         await self.configs.follow_delivery(task_id, origin, channels, context)
 
     async def notify(self, task: Task, event: TaskEvent) -> None:
@@ -283,12 +282,12 @@ class PushSender:
             return 503
 
     async def _pass_on(self, notification: _Notification) -> int:
-        name, peer = named(notification.config)
+        name, caller = named(notification.config)
         channel = self.channels.get(name)
         if channel is None:
             return 410
         try:
-            return await channel.send(peer, notification.body, notification.ended)
+            return await channel.send(caller, notification.body, notification.ended)
         except Exception:
             logger.exception("a delivery could not be passed on through %s", name)
             return 500

@@ -15,6 +15,7 @@ from starlette.requests import HTTPConnection
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from molecule_hermes.agents.outbound.deliveries import AgentChannel
 from molecule_hermes.agents.policies import delivery_policy
 from molecule_hermes.agents.request_handler import RoutingRequestHandler
 from molecule_hermes.agents.roster import Agent, OpenTransport, Roster
@@ -114,6 +115,9 @@ class Bridge:
         """Enters each part after those that it uses; the stack closes them in reverse order."""
         store = await stack.enter_async_context(open_store(self._settings))
         self._recall_messages(store)
+        self.calls = create_calls(self._settings, self.metrics)
+        await stack.enter_async_context(self.calls)
+        self.calls.configure(self._configuration)
         configs = PushConfigs(store.tasks.push_configs)
         push = PushSender(configs, PublicOnly(self._settings.push_hosts))
         await stack.enter_async_context(push)
@@ -123,8 +127,6 @@ class Bridge:
         await stack.enter_async_context(tasks)
         self._create_deliveries(store, tasks, push)
         self.health.add("store", tasks.check)
-        self.calls = create_calls(self._settings, self.metrics)
-        await stack.enter_async_context(self.calls)
         self._factory = self._create_factory(store, tasks, push)
         await stack.enter_async_context(self.roster)
         await self.roster.change(self._configuration.agents)
@@ -239,6 +241,7 @@ class Bridge:
         self._deliveries.recall(store.unfinished)
         self._feed = DeliveryFeed(tasks)
         tasks.delivery_changed = self._feed.changed
+        self.channels.setdefault("agent", AgentChannel(self.calls))
         push.channels = self.channels
 
     def _take_deliveries(self) -> None:

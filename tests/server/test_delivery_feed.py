@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -26,6 +27,7 @@ from pydantic import SecretStr
 
 from molecule_hermes.client.connection import message
 from molecule_hermes.config import AgentConfig, Configuration, PeerConfig, Settings, Webhook
+from molecule_hermes.protocol.caller import Caller
 from molecule_hermes.protocol.channels import Channel
 from molecule_hermes.protocol.extensions import DELIVERIES
 from molecule_hermes.protocol.task_registry import TaskRegistry
@@ -34,6 +36,7 @@ from molecule_hermes.server.deliveries import DeliveryFeed
 from molecule_hermes.storage.base import Store
 from molecule_hermes.storage.memory import MemoryTaskStore
 from molecule_hermes.transports.plugin.transport import PluginTransport
+from molecule_hermes.turns.model import Completed
 from tests.storage.test_contract import delivery
 from tests.support.fakes import ScriptedTransport
 from tests.support.peers import ask, card_of, peer, send
@@ -316,6 +319,27 @@ async def test_deliveries_are_posted_to_the_webhook_that_the_operator_names_for_
     assert "for ann" in json.dumps(got)
 
 
+async def test_a_peer_that_is_an_agent_gets_deliveries_as_messages(
+    plugin: PushingPlugin, start: Start, settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    other = ScriptedTransport(Completed("thanks"))
+    own = settings(STATE_DIR=tmp_path / "other", NAME="Ann")
+    async with Bridge(own, other) as ann:
+        known = PeerConfig("ann", url=ann.url)
+        configuration = Configuration(agents={"main": AgentConfig()}, peers={"ann": known})
+        async with start(configuration, PEER_TOKENS=f"ann:{ANN},bob:{BOB}") as bridge:
+            await say(bridge, BOB)
+            await plugin.deliver("p0", "for bob")
+            await say(bridge, ANN)
+            await plugin.deliver("p1", "the build is green", job="make")
+            failed = plugin.event(plugin.chat, "p2", 1, type="final", status="canceled")
+            await plugin.send(plugin.opening("p2"), failed)
+            await until(lambda: other.turns)
+            async with following(bridge.url, "/deliveries?after=0", token=ANN) as follower:
+                await until(lambda: len(follower.ended()) == 2)
+    assert [turn.text for turn in other.turns] == ["the build is green"]
+
+
 async def test_a_channel_that_was_not_told_of_the_end_is_told_by_the_next_bridge(
     plugin: PushingPlugin, start: Start
 ) -> None:
@@ -326,10 +350,10 @@ async def test_a_channel_that_was_not_told_of_the_end_is_told_by_the_next_bridge
             self.works = False
             self.ended: list[Task] = []
 
-        def serves(self, peer: str) -> bool:
+        def serves(self, caller: Caller) -> bool:
             return True
 
-        async def send(self, peer: str, body: dict[str, Any], ended: Task | None) -> int:
+        async def send(self, caller: Caller, body: dict[str, Any], ended: Task | None) -> int:
             if not self.works:
                 await asyncio.Event().wait()
             self.ended += [ended] if ended is not None else []
