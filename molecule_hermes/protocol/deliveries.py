@@ -42,7 +42,7 @@ from molecule_hermes.text import one_line, redact, shorten
 from molecule_hermes.transports.deliveries import Opening, Received
 from molecule_hermes.wire import Cause
 
-__all__ = ["AgentDeliveries", "Deliveries", "DeliveryLimits"]
+__all__ = ["AgentDeliveries", "Bounds", "Deliveries", "DeliveryLimits"]
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Deliveries:
         self._quota = quota
         self._turn_timeout = turn_timeout
         self._metrics = metrics or Metrics()
-        self._bounds = _Bounds(limits, clock)
+        self._bounds = Bounds(limits, clock)
         self._open = False
         self._receiving: set[str] = set()
         """The tasks of deliveries that are being stored."""
@@ -238,7 +238,7 @@ class AgentDeliveries:
         return await self._deliveries.receive(opening, self._agent, self._peer)
 
 
-class _Bounds:
+class Bounds:
     """Counts deliveries by owner."""
 
     def __init__(self, limits: DeliveryLimits, clock: Callable[[], float]) -> None:

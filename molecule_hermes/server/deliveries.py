@@ -90,7 +90,7 @@ class DeliveryFeed:
         # Counted from now on, so that requests that arrive together do not pass the limit together.
         lasting = contextlib.ExitStack()
         wake = lasting.enter_context(self._subscribed(frozenset(owners), peer))
-        return _Stream(self._events(owners, after, wake), lasting)
+        return _Stream(self.events(owners, after, wake), lasting)
 
     @contextlib.contextmanager
     def _subscribed(self, owners: frozenset[str], peer: str) -> Iterator[asyncio.Event]:
@@ -105,9 +105,10 @@ class DeliveryFeed:
             if not self._of_caller[peer]:
                 del self._of_caller[peer]
 
-    async def _events(
+    async def events(
         self, owners: Sequence[str], after: int | None, wake: asyncio.Event
     ) -> AsyncGenerator[str, None]:
+        """The lines of a stream; `wake` is set when there may be more."""
         cursor = int(time.time() * 1e6) if after is None else after
         # A client that has seen nothing yet comes back to where it began, too.
         yield f"id: {cursor}\nretry: 2000\n\n"

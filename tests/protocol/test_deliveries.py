@@ -26,7 +26,7 @@ from molecule_hermes.errors import (
 )
 from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.protocol.caller import Caller
-from molecule_hermes.protocol.deliveries import Deliveries, DeliveryLimits, _Bounds
+from molecule_hermes.protocol.deliveries import Bounds, Deliveries, DeliveryLimits
 from molecule_hermes.protocol.recovery import Resumed
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.protocol.turn_record import TurnRecord
@@ -52,13 +52,14 @@ class Executor:
 
 
 class House:
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, room: int = 0, **options: Any) -> None:
         self.store = MemoryTaskStore()
         self.executor = Executor()
         push = PushSender(PushConfigs(self.store.push_configs), PublicOnly())
         self.tasks = TaskRegistry(self.store, push.notify)
         executors = {"main": self.executor, "other": self.executor}
-        self.deliveries = Deliveries(self.tasks, executors.get, push, **options)
+        quota = StorageQuota(self.tasks.stored, room, 30)
+        self.deliveries = Deliveries(self.tasks, executors.get, push, quota=quota, **options)
         self.deliveries.open()
 
     async def receive(
@@ -127,8 +128,7 @@ async def test_while_the_bridge_starts_or_ends_deliveries_come_later(house: Hous
 
 
 async def test_a_peer_without_room_gets_no_deliveries() -> None:
-    house = await house_with()
-    house.deliveries._quota = StorageQuota(house.tasks.stored, 10, 30)
+    house = await house_with(room=10)
     await house.receive("first")
     with pytest.raises(QuotaExceeded):
         await house.receive("second")
@@ -171,7 +171,7 @@ async def test_one_peers_deliveries_do_not_use_up_those_of_another() -> None:
 )
 def test_the_bounds_hold_in_any_order(steps: list[tuple[str, int, str]]) -> None:
     limits, now = DeliveryLimits(total=4, of_peer=3, per_hour=6), 0.0
-    bounds = _Bounds(limits, lambda: now)
+    bounds = Bounds(limits, lambda: now)
     open_ones: set[tuple[str, str]] = set()
     taken: list[tuple[float, str]] = []
     for owner, number, step in steps:
