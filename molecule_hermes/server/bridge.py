@@ -15,6 +15,7 @@ from starlette.requests import HTTPConnection
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from molecule_hermes.agents.outbound import AgentChannel
 from molecule_hermes.agents.policies import delivery_policy
 from molecule_hermes.agents.request_handler import RoutingRequestHandler
 from molecule_hermes.agents.roster import Agent, OpenTransport, Roster
@@ -125,6 +126,7 @@ class Bridge:
         self.health.add("store", tasks.check)
         self.calls = create_calls(self._settings, self.metrics)
         await stack.enter_async_context(self.calls)
+        self.channels.setdefault("agent", AgentChannel(self.calls))
         self._factory = self._create_factory(store, tasks, push)
         await stack.enter_async_context(self.roster)
         await self.roster.change(self._configuration.agents)

@@ -125,8 +125,10 @@ class SdkAgent(AgentExecutor):
 
 
 @contextlib.asynccontextmanager
-async def sdk_agent(version: str = "1.0", *, streaming: bool = True) -> AsyncIterator[SdkAgent]:
-    agent, port = SdkAgent(), free_port()
+async def sdk_agent(
+    version: str = "1.0", *, streaming: bool = True, port: int = 0
+) -> AsyncIterator[SdkAgent]:
+    agent, port = SdkAgent(), port or free_port()
     agent.url = f"http://127.0.0.1:{port}"
     agent.card = _card(agent.url, version, streaming=streaming)
     handler = DefaultRequestHandler(agent, InMemoryTaskStore(), agent.card)

@@ -25,6 +25,7 @@ from molecule_hermes.protocol.chain import Chain, Loops, agent_id
 from molecule_hermes.protocol.policy import Reach
 from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.turns.outbound import Outbound, Progress, TurnCalls
+from molecule_hermes.wire import MAIN_AGENT
 
 __all__ = ["OutboundCalls"]
 
@@ -34,6 +35,8 @@ MAX_RUNNING = 64
 MAX_RUNNING_OF_PEER = 16
 _GIVE_UP = 10.0
 """Seconds for canceling a task that nobody waits for any more."""
+_SEND = 30.0
+"""Seconds until an agent has taken a message."""
 _BACKOFF = Backoff(first=0.5, longest=15.0, jitter=0.2)
 
 
@@ -95,7 +98,9 @@ class OutboundCalls:
         """The agents that the agent may ask in turns for the peer `caller`."""
         return _Reach(self, agent, caller)
 
-    async def send(self, peer: str, message: Message, *, agent: str, patience: float = 60) -> None:
+    async def send(
+        self, peer: str, message: Message, *, agent: str = MAIN_AGENT, patience: float = 60
+    ) -> None:
         """Sends a message of the agent's own to a peer's URL; returns when that has taken it.
 
         The message keeps its id at each attempt. Raises a `TurnFailure` after `patience` seconds,
@@ -105,20 +110,20 @@ class OutboundCalls:
         if remote is None:
             raise Forbidden(f"peers.{peer} has no url", hint="name the agent's url there")
         Chain().followed_by(self.loops(agent).agent).mark(message)
-        for delay in _BACKOFF.delays(within=patience):
+        delays = _BACKOFF.delays(within=patience)
+        while True:
             try:
-                async with asyncio.timeout(max(1.0, patience)):
+                async with asyncio.timeout(_SEND):
                     await self._sent(remote, message)
+                    return
             except TimeoutError:
-                raise TurnTimeout(f"the agent {peer!r} did not take the message in time") from None
-            except TurnFailure as failure:
-                if not failure.retryable:
-                    raise
-                last = failure
-                await asyncio.sleep(delay)
-            else:
-                return
-        raise last
+                failure: TurnFailure = TurnTimeout(f"the agent {peer!r} did not take the message")
+            except TurnFailure as error:
+                failure = error
+            delay = next(delays, None)
+            if delay is None or not failure.retryable:
+                raise failure
+            await asyncio.sleep(delay)
 
     async def _sent(self, remote: Remote, message: Message) -> None:
         task = RemoteTask()
