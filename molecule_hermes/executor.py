@@ -45,7 +45,7 @@ from molecule_hermes.protocol.figures import figures_of, spent_by
 from molecule_hermes.protocol.incoming import Attachments, without_bytes
 from molecule_hermes.protocol.message_reply import MessageQueue
 from molecule_hermes.protocol.policy import Approvals, Policy
-from molecule_hermes.protocol.prompts import Prompts
+from molecule_hermes.protocol.prompts import Prompts, handoff_notice
 from molecule_hermes.protocol.recovery import Resumed
 from molecule_hermes.protocol.reply import REASONING, artifact_text
 from molecule_hermes.protocol.schema_process import SchemaProcesses
@@ -63,6 +63,7 @@ from molecule_hermes.transports.base import Transport
 from molecule_hermes.turns.model import Canceled, Completed, End, Failed, Turn
 from molecule_hermes.turns.run import State
 from molecule_hermes.turns.scheduler import Scheduler
+from molecule_hermes.wire import Transcript
 
 __all__ = ["HermesAgentProxyExecutor"]
 
@@ -219,6 +220,22 @@ class HermesAgentProxyExecutor(AgentExecutor):
         resumed = Resumed(task, record)
         self._start(active, self._work.resume(active, context, resumed))
         return resumed
+
+    async def hand_over(
+        self, context: RequestContext, handed: Transcript, begin: Callable[[], EventQueue]
+    ) -> None:
+        """Hands a conversation over to the peer of the context, which has no message. Returns when
+        that task has ended. Raises a `TurnFailure` if it cannot begin."""
+        self._admit(caller_of(context).user_name)
+        policy = self.policy_of(caller_of(context).peer)
+        turn = replace(self._turn(context, policy), text=handoff_notice(handed), handoff=handed)
+        if any(other.turn.conversation == turn.conversation for other in self._runs.values()):
+            raise Busy("the agent is mid-turn in this conversation", hint="")
+        active = ActiveTurn.create(turn, begin(), policy=policy, seconds=self._turn_timeout)
+        self._register(active)
+        await active.queue.enqueue_event(updates.handed_over(turn))
+        self._start(active, self._work.hand_over(active))
+        await active.ended.wait()
 
     async def drain(self, timeout: float, *, leave: bool = False) -> None:
         """Refuses new turns, gives running ones `timeout` seconds to end, and stops the rest.

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Self
 
-from molecule_hermes.errors import Interrupted
-from molecule_hermes.hermes.fleet import Fleet, Lease, WorkerKey
+from molecule_hermes.errors import BadRequest, Interrupted
+from molecule_hermes.hermes.fleet import Fleet, Lease
+from molecule_hermes.hermes.seat import WorkerKey
+from molecule_hermes.hermes.terminal import Terminal
 from molecule_hermes.hermes.worker import Worker
 from molecule_hermes.transports.base import Attached, QuestionGoneError
 from molecule_hermes.transports.deliveries import Receiver
+from molecule_hermes.transports.plugin.transport import PluginTransport
 from molecule_hermes.turns.features import TransportName, features_of
 from molecule_hermes.turns.model import Canceled, Notice, Place, Turn, TurnEvent
 from molecule_hermes.wire import Steered
@@ -116,6 +119,17 @@ class FleetTransport:
 
     def take_deliveries(self, receiver: Receiver) -> None:
         self._on_receiver(receiver)
+
+    @asynccontextmanager
+    async def lend(self, turn: Turn) -> AsyncIterator[Terminal]:
+        """Within it, the turns of the conversation wait, and Hermes's own CLI can go on with it.
+        Raises a `TurnFailure`."""
+        async with self._fleet.lease(self._key(turn)) as lease:
+            worker = await lease.ready()
+            if not isinstance(worker.transport, PluginTransport):
+                raise BadRequest("the agent is reached over chat completions", hint="")
+            async with worker.transport.lent(turn) as session_id:
+                yield worker.gateway.terminal(session_id)
 
     def leave_turns(self) -> None:
         for worker in self._fleet.workers:

@@ -18,13 +18,13 @@ from molecule_hermes.agents.connections import create_transport
 from molecule_hermes.config import AgentConfig, PeerConfig, Settings
 from molecule_hermes.confined_files import read_below
 from molecule_hermes.hermes.credentials import Credentials
-from molecule_hermes.hermes.fleet import WorkerKey
 from molecule_hermes.hermes.home import HermesHome, write_atomically
 from molecule_hermes.hermes.home_setup import api_address
 from molecule_hermes.hermes.model_choice import ModelChoice
 from molecule_hermes.hermes.pid_record import PidRecord
 from molecule_hermes.hermes.process import Gateway
 from molecule_hermes.hermes.providers import keys_that_are_set
+from molecule_hermes.hermes.seat import WorkerKey
 from molecule_hermes.hermes.worker import Worker, WorkerPlan
 from molecule_hermes.hermes.worker_folders import WorkerFolders, make_folder
 from molecule_hermes.hermes.worker_home import PLANTED, WorkerHome, template_variables

@@ -22,11 +22,12 @@ from molecule_hermes.config import (
 )
 from molecule_hermes.errors import ConfigError, Unreachable
 from molecule_hermes.hermes.credentials import Credentials, create_handover, withheld_toolsets
-from molecule_hermes.hermes.fleet import Fleet, State, WorkerKey
+from molecule_hermes.hermes.fleet import Fleet
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.home_setup import api_address
 from molecule_hermes.hermes.model_choice import ModelChoice, choose_model
 from molecule_hermes.hermes.process import Gateway
+from molecule_hermes.hermes.seat import State, WorkerKey
 from molecule_hermes.hermes.worker import Worker, WorkerPlan
 from molecule_hermes.hermes.worker_folders import WorkerFolders
 from molecule_hermes.plugin.handover import Handover

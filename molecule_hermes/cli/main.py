@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import uvloop
 
 from molecule_hermes import __version__
+from molecule_hermes.cli.arguments import add_handoff, add_plugin, add_resume
 from molecule_hermes.config import Settings, secret_variables
 from molecule_hermes.errors import BridgeError, ConfigError, StartError
 from molecule_hermes.net.urls import http_url
@@ -94,10 +95,12 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--keep-config", action="store_true", help="do not change Hermes's folder"
             )
-    _plugin_command(commands)
+    add_plugin(commands, _plugin)
     _send_command(commands)
     _watch_command(commands)
     _agents_command(commands)
+    add_handoff(commands, _handoff)
+    add_resume(commands, _resume)
     _client_command(commands, "card", _card, "print an agent's card as JSON")
     _client_command(commands, "doctor", _doctor, "find problems and say how to solve them")
     return parser
@@ -166,14 +169,6 @@ _OF_A_REQUEST = {
     "context": "the ID of its context",
     "skill": "the skill that it asks for",
 }
-
-
-def _plugin_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    text = "enable the plugin in your own Hermes, or find out why it is not bound"
-    command = commands.add_parser("plugin", help=text, description=text)
-    command.add_argument("action", choices=("enable", "status"))
-    command.add_argument("--hermes-home", metavar="DIR", help="Hermes's folder (HERMES_HOME)")
-    command.set_defaults(run=_plugin)
 
 
 def _up(options: argparse.Namespace) -> int:
@@ -285,6 +280,18 @@ def _agents(options: argparse.Namespace) -> int:
     else:
         print("\n".join(map(redact, shown.lines())))
     return 1 if answer is not None and answer.is_refused else 0
+
+
+def _handoff(options: argparse.Namespace) -> int:
+    from molecule_hermes.cli.handoff import handoff
+
+    return _run(handoff(options, _say, _say_progress))
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from molecule_hermes.cli.resume import resume
+
+    return resume(options)
 
 
 def _doctor(options: argparse.Namespace) -> int:

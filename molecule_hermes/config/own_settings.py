@@ -88,6 +88,12 @@ class OwnSettings(BaseModel):
         False,
         "true or false: whether to listen beyond loopback without peer tokens",
     )
+    handoff_timeout: Annotated[float, Field(gt=0, le=3600)] = own(
+        "HANDOFF_TIMEOUT",
+        60,
+        "seconds within which a conversation must arrive at the peer that it is handed over to, up "
+        "to 3600",
+    )
     isolation: Literal["shared", "peer"] | None = own(
         "ISOLATION",
         None,

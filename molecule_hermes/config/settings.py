@@ -21,7 +21,7 @@ from molecule_hermes.config.fields import (
 )
 from molecule_hermes.config.own_settings import OwnSettings
 from molecule_hermes.errors import ConfigError
-from molecule_hermes.net.urls import base_url, host_in_url, parse_hosts
+from molecule_hermes.net.urls import base_url, host_in_url, local_base_url, parse_hosts
 from molecule_hermes.text import is_loopback, redact
 
 __all__ = ["Settings"]
@@ -155,9 +155,12 @@ class Settings(OwnSettings):
     @property
     def local_url(self) -> str:
         """Where a client on this machine reaches the bridge."""
-        host = self.host.strip("[]")
-        everywhere = host in ("0.0.0.0", "::")  # noqa: S104 - compared only
-        return base_url("127.0.0.1" if everywhere else host, self.port)
+        return local_base_url(self.host, self.port)
+
+    @property
+    def handoffs_dir(self) -> Path:
+        """Records of the conversations that were handed over."""
+        return self.state_dir / "handoffs"
 
     @property
     def platform_url(self) -> str:

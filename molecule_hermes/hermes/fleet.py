@@ -11,18 +11,16 @@ import contextlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Generic, Self
 
 from molecule_hermes.errors import Busy, Draining, StartError, TurnFailure, Unreachable
+from molecule_hermes.hermes.seat import Seat, State, W, WorkerKey
 
-__all__ = ["Fleet", "Lease", "Member", "State", "WorkerKey"]
+__all__ = ["Fleet", "Lease"]
 
 logger = logging.getLogger(__name__)
-
-State = Literal["stopped", "starting", "ready", "stopping", "failed"]
 
 _LONGEST_PAUSE = 15.0
 _ANSWERS_WITHIN = 5.0
@@ -35,81 +33,10 @@ class NoRoomError(StartError):
     """As many workers as are allowed have work."""
 
 
-class WorkerKey(NamedTuple):
-    """Whose worker it is. Without a peer, all peers of the agent share it."""
-
-    agent: str
-    peer: str | None = None
-
-    def __str__(self) -> str:
-        return self.agent if self.peer is None else f"{self.agent}@{self.peer or 'anonymous'}"
-
-
-class Member(Protocol):
-    """A worker, as the fleet sees it."""
-
-    @property
-    def plan(self) -> object:
-        """What it was made from. A worker whose plan has changed is replaced when it is idle."""
-
-    @property
-    def eager(self) -> bool:
-        """Whether it is never stopped for want of work."""
-
-    async def open(self) -> None:
-        """Prepares what outlives the process. Called once, before the first start."""
-
-    async def close(self) -> None: ...
-
-    async def start(self) -> None:
-        """Returns when turns can run. Raises `StartError`."""
-
-    async def stop(self) -> None: ...
-
-    async def leave(self) -> None:
-        """Ends what belongs to this bridge; a worker that is kept goes on."""
-
-    async def has_jobs(self) -> bool:
-        """Whether something of the agent lives without a turn."""
-
-    def describe(self) -> Mapping[str, Any]:
-        """For operators."""
-
-
-W = TypeVar("W", bound=Member)
-
-
-@dataclass(eq=False)
-class _Seat(Generic[W]):
-    """A worker's place in the fleet."""
-
-    key: WorkerKey
-    worker: W
-    used: float
-    state: State = "stopped"
-    leases: int = 0
-    opened: bool = False
-    failure: StartError | None = None
-    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    starting: asyncio.Task[None] | None = None
-
-    @property
-    def runs(self) -> bool:
-        return self.state in ("starting", "ready", "stopping")
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.leases and not self.changing.locked()
-
-    @property
-    def may_stop(self) -> bool:
-        return self.state == "ready" and self.is_idle and not self.worker.eager
-
-
 class Lease(Generic[W]):
     """A turn's claim on a worker: while it is held, the worker is not stopped."""
 
-    def __init__(self, fleet: Fleet[W], seat: _Seat[W]) -> None:
+    def __init__(self, fleet: Fleet[W], seat: Seat[W]) -> None:
         self._fleet = fleet
         self._seat = seat
 
@@ -151,7 +78,7 @@ class Fleet(Generic[W]):
         self._pause = min(idle / 4, _LONGEST_PAUSE)
         self._room_within = room_within
         self._clock = clock
-        self._seats: dict[WorkerKey, _Seat[W]] = {}
+        self._seats: dict[WorkerKey, Seat[W]] = {}
         self._changed = asyncio.Condition()
         self._next = asyncio.Lock()
         """Those that wait for room get it in the order in which they came."""
@@ -248,14 +175,14 @@ class Fleet(Generic[W]):
             if outdated and seat.worker.eager:
                 self._spawn(self._restart_when_idle(seat))
 
-    def _seat(self, key: WorkerKey) -> _Seat[W]:
+    def _seat(self, key: WorkerKey) -> Seat[W]:
         if key not in self._seats:
-            self._seats[key] = _Seat(key, self._make(key), self._clock())
+            self._seats[key] = Seat(key, self._make(key), self._clock())
         return self._seats[key]
 
     # Starting.
 
-    async def _ensure(self, seat: _Seat[W], as_it_is: bool) -> None:
+    async def _ensure(self, seat: Seat[W], as_it_is: bool) -> None:
         """Returns when the worker takes turns. A start goes on when the turn is given up."""
         if seat.state != "ready":
             await self._started(seat)
@@ -263,7 +190,7 @@ class Fleet(Generic[W]):
         if not as_it_is and seat.leases == 1 and self._is_outdated(seat):
             await self._started(seat)
 
-    async def _started(self, seat: _Seat[W]) -> None:
+    async def _started(self, seat: Seat[W]) -> None:
         starting = self._starting(seat, leases=1)
         try:
             await asyncio.shield(starting)
@@ -277,13 +204,13 @@ class Fleet(Generic[W]):
                 raise Draining() from None
             raise
 
-    def _starting(self, seat: _Seat[W], leases: int = 0) -> asyncio.Task[None]:
+    def _starting(self, seat: Seat[W], leases: int = 0) -> asyncio.Task[None]:
         """`leases` are those of turns that wait for it, and so do not run yet."""
         if seat.starting is None or seat.starting.done():
             seat.starting = self._spawn(self._start(seat, leases))
         return seat.starting
 
-    async def _start(self, seat: _Seat[W], leases: int) -> None:
+    async def _start(self, seat: Seat[W], leases: int) -> None:
         async with seat.changing:
             has_turns = seat.state == "ready" and seat.leases > leases
             if not has_turns and self._is_outdated(seat):
@@ -302,7 +229,7 @@ class Fleet(Generic[W]):
                         raise
                     await self._replace(seat)
 
-    async def _start_once(self, seat: _Seat[W]) -> None:
+    async def _start_once(self, seat: Seat[W]) -> None:
         await self._take_room(seat)
         try:
             if not seat.opened:
@@ -315,7 +242,7 @@ class Fleet(Generic[W]):
         seat.state, seat.failure, seat.used = "ready", None, self._clock()
         self._tell_waiters()  # those that wait for room can have this one stopped
 
-    async def _take_room(self, seat: _Seat[W]) -> None:
+    async def _take_room(self, seat: Seat[W]) -> None:
         """Waits until one more worker may run; stops one without work for it."""
         try:
             async with asyncio.timeout(self._room_within):
@@ -327,7 +254,7 @@ class Fleet(Generic[W]):
                 "raise MOLECULE_HERMES_MAX_WORKERS",
             ) from None
 
-    async def _make_room(self, seat: _Seat[W]) -> None:
+    async def _make_room(self, seat: Seat[W]) -> None:
         if not (peer := seat.key.peer):
             await self._take_turn(seat)
             return
@@ -337,16 +264,16 @@ class Fleet(Generic[W]):
                     await self._stop_idlest(own, seat)
             await self._take_turn(seat)
 
-    async def _take_turn(self, seat: _Seat[W]) -> None:
+    async def _take_turn(self, seat: Seat[W]) -> None:
         async with self._next, self._changed:
             while len(self) >= self._max_workers:
                 await self._stop_idlest(list(self._seats.values()), seat)
             seat.state = "starting"
 
-    def _running_of(self, peer: str) -> list[_Seat[W]]:
+    def _running_of(self, peer: str) -> list[Seat[W]]:
         return [each for each in self._seats.values() if each.key.peer == peer and each.runs]
 
-    async def _stop_idlest(self, seats: list[_Seat[W]], other: _Seat[W]) -> None:
+    async def _stop_idlest(self, seats: list[Seat[W]], other: Seat[W]) -> None:
         """Stops one that has no work; if all have some, returns when that may have changed."""
         if (victim := await self._idlest(seats)) is None:
             # Nobody tells when a background process or a cron job ends.
@@ -357,14 +284,14 @@ class Fleet(Generic[W]):
             logger.info("worker %s makes room for %s", victim.key, other.key)
             await self._stop_if_idle(victim)
 
-    async def _idlest(self, seats: list[_Seat[W]]) -> _Seat[W] | None:
+    async def _idlest(self, seats: list[Seat[W]]) -> Seat[W] | None:
         """The worker without work that was used longest ago."""
         seats = [seat for seat in seats if seat.may_stop]
         jobs = await asyncio.gather(*map(self._has_jobs, seats))
         idle = [s for s, busy in zip(seats, jobs, strict=True) if not busy and s.may_stop]
         return min(idle, key=lambda seat: seat.used, default=None)
 
-    def _is_outdated(self, seat: _Seat[W]) -> bool:
+    def _is_outdated(self, seat: Seat[W]) -> bool:
         try:
             return seat.worker.plan != self._plan_of(seat.key)
         except KeyError:  # its last turns end with it
@@ -384,7 +311,7 @@ class Fleet(Generic[W]):
                 elif not seat.runs and seat.is_idle:
                     await self._forget(seat)
 
-    async def _has_jobs(self, seat: _Seat[W]) -> bool:
+    async def _has_jobs(self, seat: Seat[W]) -> bool:
         try:
             async with asyncio.timeout(_ANSWERS_WITHIN):
                 return await seat.worker.has_jobs()
@@ -395,43 +322,43 @@ class Fleet(Generic[W]):
             logger.exception("worker %s gives no sound answer", seat.key)
             return True
 
-    async def _stop_if_idle(self, seat: _Seat[W]) -> None:
+    async def _stop_if_idle(self, seat: Seat[W]) -> None:
         if seat.may_stop:
             async with seat.changing:
                 await self._halt(seat, "stopped")
 
-    async def _restart_when_idle(self, seat: _Seat[W]) -> None:
+    async def _restart_when_idle(self, seat: Seat[W]) -> None:
         await self._until_idle(seat)
         with contextlib.suppress(StartError):  # `failure` tells
             await asyncio.shield(self._starting(seat))
 
-    async def _retire(self, seat: _Seat[W]) -> None:
+    async def _retire(self, seat: Seat[W]) -> None:
         await self._until_idle(seat)
         await self._forget(seat)
 
-    async def _until_idle(self, seat: _Seat[W]) -> None:
+    async def _until_idle(self, seat: Seat[W]) -> None:
         async with self._changed:
             await self._changed.wait_for(lambda: seat.is_idle)
 
-    async def _forget(self, seat: _Seat[W]) -> None:
+    async def _forget(self, seat: Seat[W]) -> None:
         async with seat.changing:
             await self._dismiss(seat)
         if self._seats.get(seat.key) is seat and not seat.leases:
             del self._seats[seat.key]
 
-    async def _replace(self, seat: _Seat[W]) -> None:
+    async def _replace(self, seat: Seat[W]) -> None:
         """Gives the seat a new worker."""
         await self._dismiss(seat)
         seat.worker = self._make(seat.key)
 
-    async def _dismiss(self, seat: _Seat[W], *, leave: bool = False) -> None:
+    async def _dismiss(self, seat: Seat[W], *, leave: bool = False) -> None:
         if seat.state in ("starting", "ready"):
             await self._halt(seat, "stopped", leave=leave)
         if seat.opened:
             seat.opened = False
             await seat.worker.close()
 
-    async def _halt(self, seat: _Seat[W], state: State, *, leave: bool = False) -> None:
+    async def _halt(self, seat: Seat[W], state: State, *, leave: bool = False) -> None:
         seat.state = "stopping"
         try:
             await (seat.worker.leave() if leave else seat.worker.stop())

@@ -29,20 +29,21 @@ from molecule_hermes.hermes.process_tree import (
     supervisor_of,
 )
 from molecule_hermes.hermes.respawn import RespawnPause, RespawnWatch
+from molecule_hermes.hermes.terminal import Terminal, for_cli
 from molecule_hermes.plugin.handover import Handover
 
-__all__ = ["COMMAND", "Gateway"]
+__all__ = ["COMMAND", "LAUNCHER", "Gateway"]
 
 logger = logging.getLogger(__name__)
 
-COMMAND = (
+LAUNCHER = (
     sys.executable,
     # Do not import from the current folder, nor from ~/.local: tools can write to both, as a
     # confined Hermes has a home of its own.
     *(("-P",) if uses_user_site() else ("-P", "-s")),
     *("-m", "molecule_hermes.plugin.launcher"),
-    *("hermes", "gateway", "run"),
 )
+COMMAND = (*LAUNCHER, "hermes", "gateway", "run")
 
 _CHECK_INTERVAL = 0.2
 _CHECK_TIMEOUT = 5.0
@@ -185,9 +186,7 @@ class Gateway:
         self._stack.close()
 
     async def _start(self) -> None:
-        environ = public_environment(self._environ)
-        environ |= _no_proxy_for_loopback(environ)
-        environ |= {"HERMES_HOME": str(self.home.path), "PYTHONUNBUFFERED": "1"}
+        environ = self._environment()
         self._respawn = RespawnWatch(self.home)
         await asyncio.to_thread(self._log.mark_start)
         if self._keep:
@@ -214,6 +213,17 @@ class Gateway:
         )
         self._note(self._process.pid)
         await self._hand_over(self._process)
+
+    def _environment(self) -> dict[str, str]:
+        environ = public_environment(self._environ)
+        environ |= _no_proxy_for_loopback(environ)
+        return environ | {"HERMES_HOME": str(self.home.path), "PYTHONUNBUFFERED": "1"}
+
+    def terminal(self, session_id: str) -> Terminal:
+        """What Hermes's CLI needs to go on with a session of this Hermes."""
+        return Terminal(
+            session_id, self._environment(), str(self.home.path), for_cli(self.handover)
+        )
 
     def _note(self, pid: int) -> None:
         if self._record is not None:

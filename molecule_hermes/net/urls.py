@@ -10,6 +10,7 @@ __all__ = [
     "base_url",
     "host_in_url",
     "http_url",
+    "local_base_url",
     "parse_hosts",
     "parse_public_url",
 ]
@@ -68,6 +69,12 @@ def host_in_url(host: str) -> str:
 
 def base_url(host: str, port: int) -> str:
     return f"http://{host_in_url(host)}:{port}"
+
+
+def local_base_url(host: str, port: int) -> str:
+    """Where a client on this machine reaches a server that listens on the host."""
+    everywhere = host.strip("[]") in ("0.0.0.0", "::")  # noqa: S104 - compared only
+    return base_url("127.0.0.1" if everywhere else host.strip("[]"), port)
 
 
 def http_url(value: object) -> str:

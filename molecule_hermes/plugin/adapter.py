@@ -29,6 +29,7 @@ from molecule_hermes.plugin.cron_deliveries import CronDeliveries
 from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.endpoints import application
 from molecule_hermes.plugin.file_delivery import FileDelivery, not_available
+from molecule_hermes.plugin.handoffs import Handoffs
 from molecule_hermes.plugin.hardening import forbid_inspection
 from molecule_hermes.plugin.hermes_api import current_cron_run, current_message_id
 from molecule_hermes.plugin.hooks import Effect, Hooks
@@ -47,12 +48,15 @@ from molecule_hermes.plugin.threads import widen_default_executor
 from molecule_hermes.plugin.tools.peers import PeerTools
 from molecule_hermes.plugin.turn import Turn
 from molecule_hermes.plugin.work_folders import WorkFolders
-from molecule_hermes.wire import MAIN_AGENT, Context
+from molecule_hermes.wire import MAIN_AGENT, Context, Lend
 
 __all__ = ["MoleculeAdapter"]
 
 log = logging.getLogger(__name__)
 
+_HANDOFFS = "molecule-a2a-handoffs"
+"""A folder in Hermes's home."""
+_FREE_WITHIN = 10.0
 _CLOCK = 0.1
 """Seconds by which the clock of a file system may lag behind."""
 
@@ -77,6 +81,7 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
         self._folders: WorkFolders | None = None
         self._kept = KeptFiles(Path(get_document_cache_dir()))
         self._sweeper = Sweeper(self._kept.sweep)
+        self._handoffs = Handoffs(None, Path())
         self._loop: asyncio.AbstractEventLoop | None = None
         self._cron = CronDeliveries(self._dispatcher.deliveries)
 
@@ -100,6 +105,9 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
             max_of_chat=settings.max_deliveries_of_chat,
             max_in_all=settings.max_deliveries,
         )
+        self._handoffs = Handoffs(self.gateway_runner, hermes_api.hermes_home() / _HANDOFFS)
+        if not is_reconnect:
+            await self._handoffs.restore()
         if not await self._listen(settings):
             return False
         hermes_api.widen_executor(self.gateway_runner, settings.max_threads)
@@ -193,6 +201,8 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
             hermes_api.answer_for_profile(self.gateway_runner, profile, self)
         self._hooks.policy.begin(turn.message_id, turn.inbound.toolsets)
         self._peer_tools.offer(turn)
+        if (handed := turn.inbound.handoff) is not None:
+            await self._handoffs.begin(turn.message_id, self._source(turn), handed)
         log.info("%s from %s begins", turn, turn.inbound.peer_id)
         turn.began = time.time() - _CLOCK
         notes = self._dispatcher.notes_before(turn)
@@ -208,6 +218,24 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
         # Only this command also kills the running tool; `cancel_session_processing` does not.
         event = MessageEvent("/stop", MessageType.COMMAND, self._source(turn))
         await self.pass_on(event)
+
+    async def open_session(self, lend: Lend) -> str:
+        source = self.build_source(
+            chat_id=lend.chat_id,
+            chat_name=lend.peer_name or lend.peer_id,
+            chat_type="dm",
+            user_id=lend.peer_id,
+            user_name=lend.peer_name or lend.peer_id,
+        )
+        source = replace(source, profile=lend.profile) if lend.profile else source
+        return await hermes_api.open_session(self.gateway_runner, source)
+
+    async def conclude(self, turn: Turn) -> None:
+        if turn.is_handoff:
+            async with asyncio.timeout(_FREE_WITHIN):
+                while self.busy(turn):  # noqa: ASYNC110 - there is no event
+                    await asyncio.sleep(0.05)
+            await self._handoffs.conclude(turn.message_id, failed=turn.failed)
 
     def release(self, turn: Turn) -> None:
         self._kept.leave(turn.chat_id)

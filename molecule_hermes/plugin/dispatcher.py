@@ -11,7 +11,7 @@ import contextlib
 import logging
 import uuid
 
-from molecule_hermes.errors import Draining, InternalFailure, Interrupted, TurnFailure
+from molecule_hermes.errors import Busy, Draining, InternalFailure, Interrupted, TurnFailure
 from molecule_hermes.keyed_tasks import KeyedTasks
 from molecule_hermes.plugin.callbacks import require_same_bridge
 from molecule_hermes.plugin.deliveries import Deliveries
@@ -19,6 +19,7 @@ from molecule_hermes.plugin.gateway import Gateway
 from molecule_hermes.plugin.hermes_api import State
 from molecule_hermes.plugin.journal import Journal
 from molecule_hermes.plugin.ledger import Ledger
+from molecule_hermes.plugin.lending import Lending
 from molecule_hermes.plugin.outbox import Outbox
 from molecule_hermes.plugin.prompts import refusals, steering, undelivered
 from molecule_hermes.plugin.questions import NotFoundError, Questions
@@ -30,7 +31,9 @@ from molecule_hermes.wire import (
     Attach,
     Body,
     Callback,
+    Final,
     Inbound,
+    Lend,
     Notice,
     Reasoning,
     Spent,
@@ -70,6 +73,7 @@ class Dispatcher:
         self.questions = Questions(gateway, self.emit)
         self._chats = KeyedTasks(ledger.begin, self._run)
         self._stops: set[asyncio.Task[None]] = set()
+        self._lending = Lending()
         self.deliveries = Deliveries(
             ledger, outbox, wake=self._chats.wake, stop=self._cancel, **max_deliveries
         )
@@ -163,6 +167,18 @@ class Dispatcher:
         if turn.answers.get(answer.question_id) == answer.answer:
             return
         self.questions.answer(turn, answer)
+
+    async def lend(self, lend: Lend) -> str:
+        """Keeps the turns of a chat waiting. Returns the id of its session in Hermes; raises `Busy`
+        if it is in use."""
+        if not lend.seconds:
+            self._lending.give_back(lend.chat_id, lend.lease)
+            return ""
+        renewed = self._lending.is_lent(lend.chat_id)
+        if not renewed and self._ledger.is_busy(lend.chat_id):
+            raise Busy("the agent is mid-turn in this conversation")
+        self._lending.lend(lend.chat_id, lend.lease, lend.seconds)
+        return "" if renewed else await self._gateway.open_session(lend)
 
     async def steer(self, steer: Steer) -> Steered:
         """Passes a text to the agent of a running message, once that agent has begun."""
@@ -280,6 +296,7 @@ class Dispatcher:
         self._report_unheard(turn)
         final = final_of(turn)
         if self._ledger.finish(turn):
+            turn.failed = not (isinstance(final.body, Final) and final.body.status == "completed")
             self._post(turn, final)
             if turn.started:
                 self._gateway.release(turn)
@@ -310,17 +327,23 @@ class Dispatcher:
                 turn.started = True
                 await self._gateway.start(turn)
                 await self._until_ended(turn)
+        except TurnFailure as error:
+            failure = error
         except Exception:
             log.exception("the turn of %s failed", turn)
             failure = InternalFailure()
         finally:
             self.finish(turn, failure)
+        await self._gateway.conclude(turn)
 
     async def _until_free(self, turn: Turn) -> None:
         # A second message into a busy session would interrupt it and be answered under the
         # first one's id (base.py:4762), so Hermes must have left the session.
-        while self._gateway.busy(turn) and not turn.canceled:  # noqa: ASYNC110 - there is no event
+        while self._is_taken(turn) and not turn.canceled:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(_POLL)
+
+    def _is_taken(self, turn: Turn) -> bool:
+        return self._lending.is_lent(turn.chat_id) or self._gateway.busy(turn)
 
     async def _until_ended(self, turn: Turn) -> None:
         """Returns when the turn has ended, or when Hermes has lost it."""

@@ -24,6 +24,7 @@ from molecule_hermes.wire import (
     HEALTH_PATH,
     INBOUND_PATH,
     JOBS_PATH,
+    LEND_PATH,
     PROFILE_REFUSED,
     SECRET_HEADER,
     STEER_PATH,
@@ -33,6 +34,7 @@ from molecule_hermes.wire import (
     Cancel,
     Check,
     Inbound,
+    Lend,
     Steer,
     WireError,
 )
@@ -56,6 +58,7 @@ def application(
     app.router.add_post(STEER_PATH, endpoints.steer)
     app.router.add_post(CHECK_PATH, endpoints.check)
     app.router.add_post(ATTACH_PATH, endpoints.attach)
+    app.router.add_post(LEND_PATH, endpoints.lend)
     app.router.add_get(TURNS_PATH, endpoints.turns)
     app.router.add_get(JOBS_PATH, endpoints.jobs)
     return app
@@ -86,6 +89,7 @@ class _Endpoints:
         body: dict[str, object] = {"ok": True, "instance": self._dispatcher.instance}
         body |= {"profile": inbound.profile} if inbound.profile else {}
         body |= {"toolsets": True} if inbound.toolsets is not None else {}
+        body |= {"handoff": True} if inbound.handoff is not None else {}
         return web.json_response(body | ({"duplicate": True} if duplicate else {}), status=202)
 
     async def cancel(self, request: web.Request) -> web.Response:
@@ -116,12 +120,18 @@ class _Endpoints:
         steered = await self._dispatcher.steer(Steer.parse(await request.read()))
         return web.json_response(steered.to_json())
 
+    async def lend(self, request: web.Request) -> web.Response:
+        if (state := self._dispatcher.state()) != "ready":
+            return _refused(503, "draining", f"Hermes is {state}", retry_after=1)
+        session_id = await self._dispatcher.lend(Lend.parse(await request.read()))
+        return web.json_response({"ok": True, "session_id": session_id})
+
     async def check(self, request: web.Request) -> web.Response:
         check = Check.parse(await request.read())
         require_allowed(check.callback_url, self._callbacks)
         self._dispatcher.require_profile(check.profile)
         # What older plugins ignore, so that a bridge that relies on it does not trust them.
-        body: dict[str, object] = {"ok": True, "toolsets": True}
+        body: dict[str, object] = {"ok": True, "toolsets": True, "handoff": True}
         body |= {"profile": check.profile} if check.profile else {}
         takes = self._dispatcher.deliveries.check(check)
         return web.json_response(body | ({"deliveries": True} if takes else {}))

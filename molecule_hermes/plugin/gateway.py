@@ -7,7 +7,7 @@ from typing import Protocol
 
 from molecule_hermes.plugin.hermes_api import State
 from molecule_hermes.plugin.turn import Turn
-from molecule_hermes.wire import Context
+from molecule_hermes.wire import Context, Lend
 
 __all__ = ["Gateway"]
 
@@ -33,6 +33,12 @@ class Gateway(Protocol):
 
     async def stop(self, turn: Turn) -> None:
         """Stops what is running in the turn's chat."""
+
+    async def open_session(self, lend: Lend) -> str:
+        """The id of the chat's session. What is said in it from here on, the next turn knows."""
+
+    async def conclude(self, turn: Turn) -> None:
+        """The turn has ended, and the next of its chat has not begun."""
 
     def release(self, turn: Turn) -> None:
         """The turn has ended; its files may be removed."""

@@ -1,7 +1,8 @@
 """Starts Hermes for a bridge: `python -m molecule_hermes.plugin.launcher hermes gateway run`.
 
-The arguments are Hermes's own command line. It begins with `hermes`, by which Hermes recognises the
-process as its gateway (gateway/status.py:345).
+The handover comes over standard input, or over the descriptor N with `--handover=N`, so that Hermes
+has the terminal. The other arguments are Hermes's own command line. It begins with `hermes`, by
+which Hermes recognises the process as its gateway (gateway/status.py:345).
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ _PEERS = frozenset({PLATFORM, "api_server"})
 """The platforms of agents that peers talk to."""
 
 
+_OPTION = "--handover"
+
+
 def main() -> int:
     # First, so that no secret is ever readable.
     forbid_inspection()
     try:
-        handover = Handover.read(sys.stdin.buffer)
+        handover = _read_handover()
     except HandoverError as error:
         # Without the secret, anyone on this machine could control the agent.
         sys.stderr.write(f"molecule-hermes: {error}; start Hermes with `molecule-hermes up`\n")
         return 2
-    _close_standard_input()
     try:
         _confine(handover.confinement)
         # After that, so that nothing in the folder leads them out of it.
@@ -42,6 +45,18 @@ def main() -> int:
     os.environ.update(handover.environ)
     sys.argv = sys.argv[1:]
     return _run(handover)
+
+
+def _read_handover() -> Handover:
+    """Raises `HandoverError`."""
+    option, _, number = sys.argv[1].partition("=")
+    if option != _OPTION:
+        handover = Handover.read(sys.stdin.buffer)
+        _close_standard_input()
+        return handover
+    del sys.argv[1]
+    with os.fdopen(int(number), "rb") as file:
+        return Handover.read(file)
 
 
 def _confine(confinement: Confinement | None) -> None:

@@ -70,7 +70,8 @@ class Ledger:
             raise Busy("too many messages wait in this conversation")
         if self._turns and self._bytes + _size(inbound) > self._max_bytes:
             raise Busy("too many large messages wait")
-        turn = Turn(inbound, self.begin_journal(inbound, delivery=delivery))
+        journal = self.begin_journal(inbound, delivery=delivery)
+        turn = Turn(inbound, journal, is_handoff=inbound.handoff is not None)
         chat.waiting.append(turn)
         self._turns[message_id] = turn
         self._bytes += _size(inbound)
@@ -94,6 +95,11 @@ class Ledger:
 
     def knows(self, message_id: str) -> bool:
         return message_id in self._turns or message_id in self._finished
+
+    def is_busy(self, chat_id: str) -> bool:
+        """Whether a message of the chat waits or runs."""
+        chat = self._chats.get(chat_id)
+        return chat is not None and not chat.idle
 
     def running(self, chat_id: str) -> Turn | None:
         chat = self._chats.get(chat_id)
@@ -159,4 +165,5 @@ class Ledger:
 
 
 def _size(inbound: Inbound) -> int:
-    return len(inbound.content) + sum(len(item.data) for item in inbound.attachments)
+    handed = inbound.handoff.size if inbound.handoff is not None else 0
+    return len(inbound.content) + sum(len(item.data) for item in inbound.attachments) + handed

@@ -91,7 +91,14 @@ def _settings_of(inbound: Inbound) -> Inbound:
     """The message without what was only for its own turn."""
     # All messages to an agent have the same prompt; it is kept once.
     prompt = sys.intern(inbound.system_prompt)
-    return replace(inbound, content="", attachments=(), response_format=None, system_prompt=prompt)
+    return replace(
+        inbound,
+        content="",
+        attachments=(),
+        response_format=None,
+        system_prompt=prompt,
+        handoff=None,
+    )
 
 
 def _keep(kept: OrderedDict[str, Value], key: str, value: Value, most: int) -> None:

@@ -69,6 +69,10 @@ class Turn:
     """The model and its provider with which the turn began. Set by the agent's thread."""
     spending: Spending = field(default_factory=Spending)
     context: Context | None = None
+    is_handoff: bool = False
+    """Whether it begins with a conversation that was handed over."""
+    failed: bool = False
+    """Whether its final says that it failed or was canceled."""
     incomplete: bool = False
     """Whether the agent spent all its model calls, so that the answer is a summary."""
     reasoning: ReasoningText = field(default_factory=ReasoningText)
@@ -187,7 +191,12 @@ class Turn:
         """Keeps only the names and the journal."""
         self.has_attachments = bool(self.inbound.attachments)
         self.inbound = replace(
-            self.inbound, content="", attachments=(), system_prompt="", response_format=None
+            self.inbound,
+            content="",
+            attachments=(),
+            system_prompt="",
+            response_format=None,
+            handoff=None,
         )
         self.answer = self.reply = self.event = None
         self._streamed = ""

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import aiohttp
 from a2a.types import Task, TaskPushNotificationConfig
 
+from molecule_hermes.protocol.caller import Caller
+
 __all__ = ["Channel", "PeerWebhook", "WebhookChannel", "channel_config", "is_channel", "named"]
 
 _PREFIX = "channel:"
@@ -22,8 +24,9 @@ class Channel(Protocol):
 
     def serves(self, peer: str) -> bool: ...
 
-    async def send(self, peer: str, body: dict[str, Any], ended: Task | None) -> int:
+    async def send(self, to: Caller, body: dict[str, Any], ended: Task | None) -> int:
         """Passes on an event of a delivery, as a webhook gets it; `ended` is the task at its end.
+        `to` is its peer, with the agent that speaks.
 
         Returns an HTTP status: one from 200 to 299 if it has arrived, 408, 429 or one from 500 if
         it is to be sent again, any other if it is given up. Sent more than once, if the bridge dies
@@ -31,17 +34,17 @@ class Channel(Protocol):
         """
 
 
-def channel_config(name: str, peer: str) -> TaskPushNotificationConfig:
-    return TaskPushNotificationConfig(id=_PREFIX + name, url=_PREFIX + peer)
+def channel_config(name: str, to: Caller) -> TaskPushNotificationConfig:
+    return TaskPushNotificationConfig(id=_PREFIX + name, url=_PREFIX + to.user_name)
 
 
 def is_channel(config: TaskPushNotificationConfig) -> bool:
     return config.id.startswith(_PREFIX)
 
 
-def named(config: TaskPushNotificationConfig) -> tuple[str, str]:
-    """The name of the channel, and the peer."""
-    return config.id.removeprefix(_PREFIX), config.url.removeprefix(_PREFIX)
+def named(config: TaskPushNotificationConfig) -> tuple[str, Caller]:
+    """The name of the channel, and whom it leads to."""
+    return config.id.removeprefix(_PREFIX), Caller.from_scope(config.url.removeprefix(_PREFIX))
 
 
 class PeerWebhook(Protocol):
@@ -66,8 +69,8 @@ class WebhookChannel:
     def serves(self, peer: str) -> bool:
         return peer in self.webhooks
 
-    async def send(self, peer: str, body: dict[str, Any], ended: Task | None) -> int:
-        webhook = self.webhooks.get(peer)
+    async def send(self, to: Caller, body: dict[str, Any], ended: Task | None) -> int:
+        webhook = self.webhooks.get(to.peer)
         if webhook is None:
             return 410
         try:

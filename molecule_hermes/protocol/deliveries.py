@@ -34,7 +34,7 @@ from molecule_hermes.protocol.task_log import TaskLog
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.protocol.turn_record import TurnRecord
 from molecule_hermes.protocol.webhooks import PushSender
-from molecule_hermes.storage.base import Unfinished
+from molecule_hermes.storage.base import Conversation, Unfinished
 from molecule_hermes.storage.contents import INITIATED_BY, is_delivery
 from molecule_hermes.storage.quota import StorageQuota
 from molecule_hermes.telemetry.metrics import Metrics
@@ -95,6 +95,8 @@ class Deliveries:
         self._metrics = metrics or Metrics()
         self._bounds = _Bounds(limits, clock)
         self._open = False
+        self._receiving: set[str] = set()
+        """The tasks of deliveries that are being stored."""
 
     @property
     def unfinished(self) -> int:
@@ -143,6 +145,19 @@ class Deliveries:
             logger.warning("agent %s spoke into a conversation of another", agent)
             raise Forbidden("the conversation is not one of this agent and peer")
         task_id = str(uuid.uuid5(_IDS, f"{found.owner}\n{opening.push_id}"))
+        if task_id in self._receiving:
+            raise Draining("the delivery is being stored")
+        self._receiving.add(task_id)
+        try:
+            received = await self._store(opening, task_id, found, caller)
+        finally:
+            self._receiving.discard(task_id)
+        # The transport of another agent follows it, and gets all that comes after the opening.
+        return "known" if others and received == "new" else received
+
+    async def _store(
+        self, opening: Opening, task_id: str, found: Conversation, caller: Caller
+    ) -> Received:
         call = ServerCallContext(user=caller)
         if (task := await self._tasks.get(task_id, call)) is not None:
             return "over" if task.status.state in TERMINAL else "known"
@@ -157,8 +172,7 @@ class Deliveries:
             self._bounds.give_back(caller.user_name, task_id)
             raise
         self._metrics.delivery_received(caller.agent, opening.cause)
-        # The transport of the other agent follows it, and gets all that comes after the opening.
-        return "known" if others else "new"
+        return "new"
 
     def _admit(self, caller: Caller) -> Resumes:
         """Raises the `TurnFailure` that says why the delivery is not taken."""

@@ -21,8 +21,9 @@ from molecule_hermes.protocol.structured_output import (
 from molecule_hermes.text import shorten
 from molecule_hermes.turns.features import Feature
 from molecule_hermes.turns.model import Turn
+from molecule_hermes.wire import Transcript
 
-__all__ = ["MODEL", "Prompts", "chosen_model"]
+__all__ = ["MODEL", "Prompts", "chosen_model", "handoff_notice"]
 
 MODEL = "model"
 """In the metadata of a message."""
@@ -71,6 +72,16 @@ class Prompts:
                 f"the schema cannot be used: {error}", hint="send another schema, or none"
             ) from error
         return output
+
+
+def handoff_notice(handed: Transcript) -> str:
+    """What the agent reads in a conversation that it goes on with."""
+    title = f' ("{handed.title}")' if handed.title else ""
+    return (
+        f"[This conversation{title} was just handed over from the operator to another agent, which "
+        "you talk with from here on. The whole conversation so far is above. Briefly confirm that "
+        "you go on here, and summarize what it was about, so that the other agent can continue.]"
+    )
 
 
 def chosen_model(message: Message | None, models: Collection[str] | None) -> str:

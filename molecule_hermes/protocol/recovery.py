@@ -23,6 +23,7 @@ from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.protocol.turn_record import TurnRecord
 from molecule_hermes.protocol.webhooks import PushSender
 from molecule_hermes.storage.base import Unfinished
+from molecule_hermes.storage.contents import is_delivery
 
 __all__ = ["Recovery", "Resumed", "Resumes"]
 
@@ -141,12 +142,11 @@ class Recovery:
     async def _context(
         self, task: Task, record: TurnRecord, call: ServerCallContext
     ) -> RequestContext:
-        """The request that began the task. A delivery has none."""
-        if record.delivery:
+        """The request that began the task. None began what the agent began."""
+        if is_delivery(task):
             return RequestContext(call, None, task.id, task.context_id, task)
-        message = task.history[0] if task.history else None
         params = SendMessageRequest(
-            message=message,
+            message=task.history[0] if task.history else None,
             configuration=SendMessageConfiguration(accepted_output_modes=record.accepted),
         )
         related: list[Task] = []

@@ -17,6 +17,7 @@ from a2a.types import Message, Role, Task, TaskState, TaskStatus, TaskStatusUpda
 
 from molecule_hermes.errors import TurnFailure
 from molecule_hermes.protocol.questions import describe
+from molecule_hermes.storage.contents import INITIATED_BY
 from molecule_hermes.text import one_line, shorten
 from molecule_hermes.turns.model import (
     Context,
@@ -38,6 +39,7 @@ __all__ = [
     "explain",
     "fail",
     "file",
+    "handed_over",
     "notice",
     "status_of",
     "steered",
@@ -56,6 +58,14 @@ def submitted(turn: Turn, message: Message | None) -> Task:
     status.timestamp.GetCurrentTime()
     history = [message] if message is not None else []
     return Task(id=turn.task_id, context_id=turn.context_id, status=status, history=history)
+
+
+def handed_over(turn: Turn) -> Task:
+    """The task of a turn that its agent begins, because a conversation is handed over."""
+    task = submitted(turn, None)
+    task.metadata[INITIATED_BY] = "agent"
+    task.metadata["cause"] = "handoff"
+    return task
 
 
 async def working(updater: TaskUpdater, text: str = "", data: dict[str, Any] | None = None) -> None:

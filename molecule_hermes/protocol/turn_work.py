@@ -60,6 +60,10 @@ class TurnWork:
             await before.placed.wait()
         return await self._schedule(active)
 
+    async def hand_over(self, active: ActiveTurn) -> End:
+        """Takes a turn to its end that no message began. Raises a `TurnFailure`."""
+        return await self._schedule(active)
+
     async def resume(self, active: ActiveTurn, context: RequestContext, resumed: Resumed) -> End:
         """Goes on with a turn of an earlier bridge, or runs it if Hermes never got it."""
         conversation = self._lane(active)
@@ -83,9 +87,11 @@ class TurnWork:
             if active.sent:
                 with contextlib.suppress(NotSentError):
                     return await self._attach(active, context, resumed)
-            if context.message is None or not is_whole(context.message):
+            if context.message is None:
                 if active.delivery:
                     raise Interrupted("what the agent began to say is lost")
+                raise Interrupted("the agent was restarted before the conversation was handed over")
+            if not is_whole(context.message):
                 gone = "the agent was restarted before the turn began, and the files are gone"
                 raise Interrupted.before_it_began(gone)
         finally:
@@ -144,8 +150,14 @@ class TurnWork:
 
     def _enter(self, active: ActiveTurn, *, runs: bool = False) -> Slot:
         turn = active.turn
+        # Hermes may keep deliveries waiting, and peers must not wait for these.
         return self._scheduler.enter(
-            self._lane(active), turn.peer, turn.size, agent=turn.agent, runs=runs
+            self._lane(active),
+            turn.peer,
+            turn.size,
+            agent=turn.agent,
+            runs=runs,
+            counts=not active.delivery,
         )
 
     def _asking_before(self, turn: Turn) -> tuple[str, Question | None]:

@@ -12,8 +12,8 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias
 
 import aiohttp
@@ -37,7 +37,7 @@ from molecule_hermes.protocol.task_log import TaskEvent
 from molecule_hermes.protocol.webhook_payloads import is_v03, payload, registered_by
 from molecule_hermes.storage.base import PushConfigs as StoredConfigs
 
-__all__ = ["PushConfigs", "PushSender"]
+__all__ = ["Arrivals", "PushConfigs", "PushSender"]
 
 logger = logging.getLogger(__name__)
 
@@ -179,6 +179,7 @@ class PushSender:
         self._session: aiohttp.ClientSession | None = None
         self.failed = 0
         """Notifications that were given up or dropped."""
+        self._watched: dict[str, Arrivals] = {}
 
     @property
     def waiting(self) -> int:
@@ -211,12 +212,21 @@ class PushSender:
             return False
         return True
 
+    @contextlib.contextmanager
+    def watching(self, task_id: str) -> Iterator[Arrivals]:
+        """Notes what becomes of the news that the task has ended."""
+        watched = self._watched[task_id] = Arrivals()
+        try:
+            yield watched
+        finally:
+            del self._watched[task_id]
+
     async def follow_delivery(self, task_id: str, origin: str, context: ServerCallContext) -> None:
         """Before the delivery's first event: it is told to the webhooks of its origin, and through
         the channels that the peer has."""
-        peer = context.user.peer if isinstance(context.user, Caller) else context.user.user_name
+        to = Caller.from_scope(context.user.user_name)
         channels = [
-            channel_config(n, peer) for n, each in self.channels.items() if each.serves(peer)
+            channel_config(name, to) for name, each in self.channels.items() if each.serves(to.peer)
         ]
         await self.configs.follow_delivery(task_id, origin, channels, context)
 
@@ -229,6 +239,8 @@ class PushSender:
         for config in configs:
             if (body := bodies[is_v03(config)]) is not None:
                 self._enqueue(_Notification(task.id, config, body, droppable, ends(event), ended))
+        if ends(event) and (watched := self._watched.get(task.id)):
+            watched.expected = len(configs)
         if configs and ends(event):
             self.configs.ended(task.id)
 
@@ -260,6 +272,8 @@ class PushSender:
             )
         if notification.last:
             await self.configs.told(*notification.key)
+            if watched := self._watched.get(notification.task_id):
+                watched.taken.put_nowait(200 <= status < 300)
 
     async def _post(self, notification: _Notification) -> int:
         """Returns the webhook's status, 503 if there is no response, or 403 if its address is not
@@ -283,15 +297,28 @@ class PushSender:
             return 503
 
     async def _pass_on(self, notification: _Notification) -> int:
-        name, peer = named(notification.config)
+        name, to = named(notification.config)
         channel = self.channels.get(name)
         if channel is None:
             return 410
         try:
-            return await channel.send(peer, notification.body, notification.ended)
+            return await channel.send(to, notification.body, notification.ended)
         except Exception:
             logger.exception("a delivery could not be passed on through %s", name)
             return 500
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """Of the end of a task at its webhooks."""
+
+    expected: int = 0
+    """How many webhooks are told."""
+    taken: asyncio.Queue[bool] = field(default_factory=asyncio.Queue)
+    """For each of them in turn: whether it has taken it."""
+
+    async def all_taken(self) -> bool:
+        return all([await self.taken.get() for _ in range(self.expected)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -67,16 +67,20 @@ def create_app(
     *,
     agents: Mapping[str, AgentCard],
     probes: Sequence[Route],
+    operator: Sequence[Route],
     peer_tokens: PeerTokens,
     metrics: Metrics,
     deliveries: Endpoint,
 ) -> ASGIApp:
-    """Serves the cards and the probes to everybody, and everything else to peers.
+    """Serves the cards and the probes to everybody, the routes of the operator, which authenticate
+    it themselves, and everything else to peers.
 
     `card` is the one at the root, `agents` are those of the agents.
     """
     prefix = path_prefix(url)
-    public = _starlette([*_card_routes(card), *_agent_card_routes(agents, prefix), *probes])
+    public = _starlette(
+        [*_card_routes(card), *_agent_card_routes(agents, prefix), *probes, *operator]
+    )
     protected = _starlette(
         [
             _metrics_route(metrics),

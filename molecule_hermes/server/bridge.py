@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -15,9 +15,9 @@ from starlette.requests import HTTPConnection
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from molecule_hermes.agents.outbound import AgentChannel
+from molecule_hermes.agents.outbound import PeerAgentChannel
 from molecule_hermes.agents.policies import delivery_policy
-from molecule_hermes.agents.request_handler import RoutingRequestHandler
+from molecule_hermes.agents.request_handler import Chooses, RoutingRequestHandler
 from molecule_hermes.agents.roster import Agent, OpenTransport, Roster
 from molecule_hermes.agents.routes import Routes
 from molecule_hermes.config import AgentConfig, Configuration, Settings, with_peers
@@ -37,9 +37,12 @@ from molecule_hermes.server.assembly import create_calls, create_scheduler, runn
 from molecule_hermes.server.connections import ConnectionTable, default_limit, open_files_limit
 from molecule_hermes.server.deliveries import DeliveryFeed, delivery_endpoint
 from molecule_hermes.server.error_responses import shorten_sdk_logs
+from molecule_hermes.server.handoffs import create_handoffs
 from molecule_hermes.server.health import Check, Health, probe_routes
 from molecule_hermes.server.http import HttpServer, Listener
 from molecule_hermes.server.middleware import PeerTokens, is_local
+from molecule_hermes.server.operator import OperatorAccess
+from molecule_hermes.server.resumes import Resumes
 from molecule_hermes.server.task_endings import TaskEndings
 from molecule_hermes.storage.opening import OpenStore, open_store
 from molecule_hermes.storage.quota import StorageQuota
@@ -115,6 +118,9 @@ class Bridge:
         """Enters each part after those that it uses; the stack closes them in reverse order."""
         store = await stack.enter_async_context(open_store(self._settings))
         self._recall_messages(store)
+        self.calls = create_calls(self._settings, self.metrics)
+        await stack.enter_async_context(self.calls)
+        self.channels["agent"] = PeerAgentChannel(self.calls)
         configs = PushConfigs(store.tasks.push_configs)
         push = PushSender(configs, PublicOnly(self._settings.push_hosts))
         await stack.enter_async_context(push)
@@ -124,22 +130,29 @@ class Bridge:
         await stack.enter_async_context(tasks)
         self._create_deliveries(store, tasks, push)
         self.health.add("store", tasks.check)
-        self.calls = create_calls(self._settings, self.metrics)
-        await stack.enter_async_context(self.calls)
-        self.channels.setdefault("agent", AgentChannel(self.calls))
         self._factory = self._create_factory(store, tasks, push)
         await stack.enter_async_context(self.roster)
         await self.roster.change(self._configuration.agents)
         self._handler = RoutingRequestHandler(self.roster, tasks, Routes(self._configuration))
         self._apply(self._settings, self._configuration)
+        handoffs = create_handoffs(self._settings, self.roster, tasks, push, self._known)
+        await handoffs.recall()
         recovery = Recovery(tasks, self.roster.executor_of, push)
         self._take_deliveries()
         await recovery.take_over(store.unfinished)
+        await stack.enter_async_context(handoffs)
         self._deliveries.open()
         self.health.add("turns", recovery.check)
         self._watch(tasks, push)
+        resumes = Resumes(self.roster, tasks, self._scheduler, self._known)
+        self._operator = OperatorAccess(self._settings, handoffs, resumes)
         await stack.enter_async_context(self._create_server(listener))
+        stack.enter_context(self._operator.published(self.local_url))
         stack.push_async_callback(self._drain)
+
+    def _known(self) -> tuple[Collection[str], Chooses]:
+        """The peers and the routes as they are now."""
+        return self._settings.peer_tokens, self._handler.routes
 
     async def reload(self, configuration: Configuration) -> None:
         """Takes a new configuration. Turns that run keep what they began with.
@@ -302,6 +315,7 @@ class Bridge:
             self._handler,
             agents={name: agent.card for name, agent in agents.items()},
             probes=self._probes(),
+            operator=self._operator.routes,
             peer_tokens=self._peer_tokens,
             metrics=self.metrics,
             deliveries=delivery_endpoint(self._feed, self._handler, self._delivers),

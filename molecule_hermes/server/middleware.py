@@ -79,7 +79,7 @@ def is_local(conn: HTTPConnection) -> bool:
 class PublicPathsMiddleware:
     """Serves the paths of the routes of `public`, and passes all other requests to `app`.
 
-    `public` refuses methods other than GET and HEAD, so a request to a public path never reaches
+    `public` refuses methods that a route does not name, so a request to a public path never reaches
     `app`, whatever is mounted there.
     """
 

@@ -130,6 +130,11 @@ class Feature(Enum):
         "yes, if Hermes still runs",
         "no: it ends as `interrupted`; turns that waited go on",
     )
+    HANDOFF = _Row(
+        "a conversation of the operator's own Hermes can be handed over to the peer",
+        "yes",
+        "no: Hermes's API cannot put a conversation into another chat",
+    )
     DELIVERIES = _Row(
         "what the agent says after its turn, or unasked: background jobs and cron jobs",
         "yes, as a task of its own",

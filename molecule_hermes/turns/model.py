@@ -13,7 +13,15 @@ from typing import Any, Literal, TypeGuard
 
 from molecule_hermes.errors import TurnFailure
 from molecule_hermes.turns.outbound import Outbound
-from molecule_hermes.wire import MAIN_AGENT, Args, Context, NoticeKind, Phase, Usage
+from molecule_hermes.wire import (
+    MAIN_AGENT,
+    Args,
+    Context,
+    NoticeKind,
+    Phase,
+    Transcript,
+    Usage,
+)
 
 __all__ = [
     "REASONING",
@@ -93,6 +101,8 @@ class Turn:
     """The toolsets that the agent may use for this peer; None for all that it has."""
     outbound: Outbound | None = field(default=None, repr=False, compare=False)
     """How the agent asks other agents in this turn; None if it may ask none."""
+    handoff: Transcript | None = field(default=None, repr=False, hash=False)
+    """The conversation with which this turn begins, in place of the context's own."""
 
     @property
     def conversation(self) -> str:
@@ -102,7 +112,8 @@ class Turn:
     @property
     def size(self) -> int:
         """Approximate number of bytes that the turn holds in memory."""
-        return len(self.text) + sum(len(file.data) for file in self.attachments)
+        handed = self.handoff.size if self.handoff is not None else 0
+        return len(self.text) + sum(len(file.data) for file in self.attachments) + handed
 
 
 def conversation_id(peer: str, context_id: str, agent: str = MAIN_AGENT, profile: str = "") -> str:

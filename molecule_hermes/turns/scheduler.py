@@ -26,13 +26,22 @@ class Slot:
     """A turn in the scheduler, queued or running. Leaving the `async with` block removes it."""
 
     def __init__(
-        self, scheduler: Scheduler, conversation: str, peer: str, agent: str, size: int
+        self,
+        scheduler: Scheduler,
+        conversation: str,
+        peer: str,
+        agent: str,
+        size: int,
+        *,
+        counts: bool = True,
     ) -> None:
         self._scheduler = scheduler
         self.conversation = conversation
         self.peer = peer
         self.agent = agent
         self.size = size
+        self.counts = counts
+        """Whether it takes capacity while it runs."""
         self._may_run: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     @property
@@ -160,14 +169,16 @@ class Scheduler:
         *,
         agent: str = "",
         runs: bool = False,
+        counts: bool = True,
     ) -> Slot:
-        """Starts or queues a turn of `size` bytes. One that Hermes runs already starts at once.
+        """Starts or queues a turn of `size` bytes. One that Hermes `runs` already starts at once.
+        One that does not count takes no capacity from the turns of peers.
 
         Raises `Busy` when the queue is full and `Draining` when the scheduler is closed.
         """
         if self._closed is not None:
             raise self._closed
-        slot = Slot(self, conversation, peer, agent, size)
+        slot = Slot(self, conversation, peer, agent, size, counts=counts)
         has_capacity = runs or (self._has_capacity(peer) and self._agent_has_capacity(agent))
         if conversation not in self._running and has_capacity:
             self._start(slot)
@@ -230,10 +241,14 @@ class Scheduler:
         slot._start()
 
     def _count(self, slot: Slot) -> None:
+        if not slot.counts:
+            return
         self._running_of[slot.peer] += 1
         self._running_at[slot.agent] += 1
 
     def _discount(self, slot: Slot) -> None:
+        if not slot.counts:
+            return
         _subtract(self._running_of, slot.peer, 1)
         _subtract(self._running_at, slot.agent, 1)
 

@@ -7,6 +7,7 @@
     Steer      bridge → plugin   POST /a2a/steer     the peer's message to that running turn
     Check      bridge → plugin   POST /a2a/check     whether this bridge may send messages, and
                                                      whether it takes deliveries
+    Lend       bridge → plugin   POST /a2a/lend      keep a chat free for its operator
     Callback   plugin → bridge   POST callback_url   an event of a turn
                                                      (one of them, or a `batch` in order)
     PeerCall   plugin → bridge   POST /a2a/outbound  what the agent asks of another agent; the
@@ -34,6 +35,7 @@ from molecule_hermes.wire.callbacks import (
     Push,
 )
 from molecule_hermes.wire.fields import WireError, decode
+from molecule_hermes.wire.handoffs import Lend, Transcript
 from molecule_hermes.wire.limits import (
     ANSWER_PATH,
     ATTACH_PATH,
@@ -45,17 +47,21 @@ from molecule_hermes.wire.limits import (
     IMAGE_TYPES,
     INBOUND_PATH,
     JOBS_PATH,
+    LEND_PATH,
     MAIN_AGENT,
     MAX_ATTACHMENTS,
     MAX_BATCH,
     MAX_BODY_BYTES,
     MAX_CALL_TEXT,
     MAX_FILE_BYTES,
+    MAX_LEND,
     MAX_MODELS,
     MAX_RESPONSE_FORMAT,
     MAX_STEER,
     MAX_SYSTEM_PROMPT,
     MAX_TOOLSETS,
+    MAX_TRANSCRIPT,
+    MAX_TRANSCRIPT_MESSAGES,
     OUTBOUND,
     OUTBOUND_PATH,
     PROFILE_REFUSED,
@@ -101,17 +107,21 @@ __all__ = [
     "IMAGE_TYPES",
     "INBOUND_PATH",
     "JOBS_PATH",
+    "LEND_PATH",
     "MAIN_AGENT",
     "MAX_ATTACHMENTS",
     "MAX_BATCH",
     "MAX_BODY_BYTES",
     "MAX_CALL_TEXT",
     "MAX_FILE_BYTES",
+    "MAX_LEND",
     "MAX_MODELS",
     "MAX_RESPONSE_FORMAT",
     "MAX_STEER",
     "MAX_SYSTEM_PROMPT",
     "MAX_TOOLSETS",
+    "MAX_TRANSCRIPT",
+    "MAX_TRANSCRIPT_MESSAGES",
     "OUTBOUND",
     "OUTBOUND_PATH",
     "PROFILE_REFUSED",
@@ -137,6 +147,7 @@ __all__ = [
     "File",
     "Final",
     "Inbound",
+    "Lend",
     "Notice",
     "NoticeKind",
     "Origin",
@@ -150,6 +161,7 @@ __all__ = [
     "Steered",
     "Subagent",
     "Tool",
+    "Transcript",
     "Usage",
     "WireError",
     "decode",

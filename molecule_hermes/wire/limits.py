@@ -13,6 +13,7 @@ __all__ = [
     "IMAGE_TYPES",
     "INBOUND_PATH",
     "JOBS_PATH",
+    "LEND_PATH",
     "MAIN_AGENT",
     "MAX_ARGS",
     "MAX_ATTACHMENTS",
@@ -23,12 +24,15 @@ __all__ = [
     "MAX_CHOICES",
     "MAX_FILE_BYTES",
     "MAX_ID",
+    "MAX_LEND",
     "MAX_MODELS",
     "MAX_RESPONSE_FORMAT",
     "MAX_STEER",
     "MAX_SYSTEM_PROMPT",
     "MAX_TEXT",
     "MAX_TOOLSETS",
+    "MAX_TRANSCRIPT",
+    "MAX_TRANSCRIPT_MESSAGES",
     "MAX_URL",
     "MAX_WANTS",
     "OUTBOUND",
@@ -55,6 +59,7 @@ CHECK_PATH = "/a2a/check"
 ATTACH_PATH = "/a2a/attach"
 TURNS_PATH = "/a2a/turns"
 JOBS_PATH = "/a2a/jobs"
+LEND_PATH = "/a2a/lend"
 REPLY_PATH = "/a2a/reply"
 OUTBOUND_PATH = "/a2a/outbound"
 
@@ -82,9 +87,14 @@ MAX_SYSTEM_PROMPT = 65_536
 MAX_RESPONSE_FORMAT = 131_072
 """Characters of it as JSON."""
 MAX_URL = 2048
+MAX_TRANSCRIPT = 5 * 2**20
+"""Of a conversation that is handed over, as JSON; Hermes takes no more (hermes_state.py:1023)."""
+MAX_TRANSCRIPT_MESSAGES = 10_000
 MAX_CHOICES = 64
 MAX_BATCH = 1024
 MAX_ARGS = 32
 MAX_MODELS = 16
 MAX_WANTS = 16
 MAX_TOOLSETS = 128
+MAX_LEND = 300
+"""Seconds for which a chat is lent."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from molecule_hermes.wire.fields import Fields, checked_text
+from molecule_hermes.wire.handoffs import Transcript
 from molecule_hermes.wire.limits import (
     MAIN_AGENT,
     MAX_ATTACHMENTS,
@@ -85,7 +86,8 @@ class Inbound:
     `wants` names callbacks that the bridge understands and the peer may see, beyond those that
     every bridge gets: `usage`, `subagent`, `reasoning`, `tool_detail`. `agent` is the agent that
     the message is for, and `profile` the profile of Hermes that this agent is. With `toolsets`, the
-    agent may use no tool outside of them for this message.
+    agent may use no tool outside of them for this message. With `handoff`, that conversation takes
+    the place of the chat's own, unless the message fails.
     """
 
     chat_id: str
@@ -104,6 +106,7 @@ class Inbound:
     agent: str = MAIN_AGENT
     profile: str = ""
     toolsets: tuple[str, ...] | None = None
+    handoff: Transcript | None = None
 
     @classmethod
     def parse(cls, data: object) -> Self:
@@ -126,6 +129,7 @@ class Inbound:
             agent=fields.label("agent", default="") or MAIN_AGENT,
             profile=fields.label("profile", default=""),
             toolsets=_toolsets(fields),
+            handoff=Transcript.parse(fields.get("handoff")) if fields.has("handoff") else None,
         )
 
     def to_json(self) -> dict[str, object]:
@@ -155,6 +159,8 @@ class Inbound:
             data["profile"] = self.profile
         if self.toolsets is not None:
             data["toolsets"] = list(self.toolsets)
+        if self.handoff is not None:
+            data["handoff"] = self.handoff.to_json()
         return data | _named(self.bridge)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from molecule_hermes.errors import Busy, Draining, StartError, Unreachable
-from molecule_hermes.hermes.fleet import Fleet, WorkerKey
+from molecule_hermes.hermes.fleet import Fleet
+from molecule_hermes.hermes.seat import WorkerKey
 from tests.support.waiting import until
 
 ALICE, BOB, CAROL = (WorkerKey("main", name) for name in ("alice", "bob", "carol"))

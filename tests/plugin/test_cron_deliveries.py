@@ -20,6 +20,7 @@ from tests.support.deliveries import (
     make_cron_job,
     pushes,
     take,
+    until_there_is,
 )
 from tests.support.gateway import CallbackServer, Hermes, running_hermes
 
@@ -83,9 +84,11 @@ async def test_a_cron_job_speaks_while_its_chat_is_busy_and_not_in_that_turn(
     await take(hermes, callbacks)
     chat = f"c-{uuid.uuid4().hex}"
     await callbacks.final(await hermes.say(callbacks, job("demo:say On time"), chat=chat))
-    busy = await hermes.say(callbacks, "demo:words=50\ndemo:slow=0.2", chat=chat)
+    sign = hermes.work / chat
+    busy = await hermes.say(callbacks, until_there_is(sign), chat=chat)
     push_id = await delivery(callbacks, chat)
     assert callbacks.finals(busy) == [], "the chat was not busy"
+    sign.touch()
     assert callbacks.finals(push_id)[0].content == "On time"
     await callbacks.final(busy)
     assert "On time" not in "".join(callback.content for callback in callbacks.of(busy))

@@ -14,7 +14,17 @@ PACKAGE = Path(molecule_hermes.__file__).parent
 PLUGIN = PACKAGE / "plugin"
 DOOR = PLUGIN / "hermes_api"
 HERMES = frozenset(
-    {"agent", "cron", "gateway", "hermes_cli", "hermes_constants", "run_agent", "tools", "toolsets"}
+    {
+        "agent",
+        "cron",
+        "gateway",
+        "hermes_cli",
+        "hermes_constants",
+        "hermes_state",
+        "run_agent",
+        "tools",
+        "toolsets",
+    }
 )
 OTHERS = sorted(path for path in PLUGIN.rglob("*.py") if not path.is_relative_to(DOOR))
 

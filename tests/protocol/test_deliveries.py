@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,7 +16,14 @@ from hypothesis import strategies as st
 
 from molecule_hermes.agents.policies import delivery_policy
 from molecule_hermes.config import AgentConfig, Configuration, PeerConfig, Settings
-from molecule_hermes.errors import Busy, Draining, Forbidden, QuotaExceeded, RateLimited
+from molecule_hermes.errors import (
+    Busy,
+    Draining,
+    Forbidden,
+    QuotaExceeded,
+    RateLimited,
+    StorageFailure,
+)
 from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.protocol.caller import Caller
 from molecule_hermes.protocol.deliveries import Deliveries, DeliveryLimits, _Bounds
@@ -125,6 +133,23 @@ async def test_a_peer_without_room_gets_no_deliveries() -> None:
     with pytest.raises(QuotaExceeded):
         await house.receive("second")
     assert await house.receive("third", chat="bobs") == "new"
+
+
+async def test_a_delivery_that_comes_twice_at_once_is_stored_once_also_if_that_fails_first(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+
+        async def fail(*given: Any) -> None:
+            await asyncio.sleep(0)
+            raise StorageFailure("the disk is full")
+
+        broken.setattr(house.store, "save", fail)
+        both = await asyncio.gather(house.receive(), house.receive(), return_exceptions=True)
+        assert {type(each) for each in both} == {StorageFailure, Draining}
+    assert await house.receive() == "new"
+    assert len(await house.listed("ann")) == 1
+    assert house.deliveries.unfinished == 1
 
 
 async def test_one_peers_deliveries_do_not_use_up_those_of_another() -> None:

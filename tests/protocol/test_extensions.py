@@ -12,6 +12,7 @@ from molecule_hermes.config import Settings
 from molecule_hermes.errors import Unreachable
 from molecule_hermes.protocol.card import build_card
 from molecule_hermes.protocol.extensions import (
+    DELIVERIES,
     QUESTIONS,
     REASONING_URI,
     STRUCTURED_OUTPUT,
@@ -112,7 +113,7 @@ async def test_the_response_names_what_was_activated(bridge: StartBridge) -> Non
 @pytest.mark.parametrize(
     ("transport", "uris"),
     [
-        ("plugin", [QUESTIONS, REASONING_URI, TOOL_DETAIL_URI]),
+        ("plugin", [QUESTIONS, DELIVERIES, REASONING_URI, TOOL_DETAIL_URI]),
         ("chat", []),
     ],
 )

@@ -19,6 +19,7 @@ from a2a.types import (
     TaskState,
 )
 from aiohttp import web
+from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -26,6 +27,8 @@ from pydantic import SecretStr
 
 from molecule_hermes.client.connection import message
 from molecule_hermes.config import AgentConfig, Configuration, PeerConfig, Settings, Webhook
+from molecule_hermes.protocol.caller import Caller
+from molecule_hermes.protocol.chain import CHAIN_URI
 from molecule_hermes.protocol.channels import Channel
 from molecule_hermes.protocol.extensions import DELIVERIES
 from molecule_hermes.protocol.task_registry import TaskRegistry
@@ -38,7 +41,8 @@ from tests.storage.test_contract import delivery
 from tests.support.fakes import ScriptedTransport
 from tests.support.peers import ask, card_of, peer, send
 from tests.support.pushing_plugin import SECRET, PushingPlugin, pushing_plugin
-from tests.support.serving import serve
+from tests.support.sdk_agent import TOKEN, sdk_agent
+from tests.support.serving import free_port, serve
 from tests.support.tasks import context
 from tests.support.waiting import until
 
@@ -66,7 +70,7 @@ def start(settings: Callable[..., Settings], plugin: PushingPlugin) -> Start:
         transport = PluginTransport(plugin.url, secret=SECRET, tell_every=0.05)
         given = {"DRAIN_TIMEOUT": 0, **variables}
         bridge = Bridge(settings(**given), transport, configuration=configuration)
-        bridge.channels |= {"agent": channel} if channel is not None else {}
+        bridge.channels |= {"slow": channel} if channel is not None else {}
         async with asyncio.timeout(60), bridge:
             await until(lambda: plugin.takes)
             yield bridge
@@ -128,9 +132,10 @@ async def following(
         await asyncio.gather(task, waiting, return_exceptions=True)
 
 
-async def say(bridge: Bridge, token: str = "") -> None:
+async def say(bridge: Bridge, token: str = "") -> str:
+    """Has a turn, and returns its context."""
     async with peer(bridge.url, token=token) as client:
-        await ask(client, "ping")
+        return (await ask(client, "ping")).context_id
 
 
 async def test_a_client_sees_each_delivery_begin_and_end(
@@ -316,6 +321,45 @@ async def test_deliveries_are_posted_to_the_webhook_that_the_operator_names_for_
     assert "for ann" in json.dumps(got)
 
 
+async def test_a_peer_with_an_agent_of_its_own_gets_deliveries_as_messages(
+    plugin: PushingPlugin, start: Start
+) -> None:
+    async with sdk_agent() as other:
+        ann = PeerConfig("ann", url=other.url, bearer=SecretStr(TOKEN))
+        configuration = Configuration(agents={"main": AgentConfig()}, peers={"ann": ann})
+        async with start(configuration, PEER_TOKENS=f"ann:{ANN},bob:{BOB}") as bridge:
+            await say(bridge, BOB)
+            await plugin.deliver("p0", "for bob")
+            context_id = await say(bridge, ANN)
+            await plugin.deliver("p1", "for ann")
+            await plugin.deliver("p1", "for ann")
+            await until(lambda: other.messages)
+            async with following(bridge.url, "/deliveries?after=0", ANN) as follower:
+                await until(follower.ended)
+    (got,) = other.messages
+    assert [part.text for part in got.parts] == ["for ann"]
+    assert got.context_id == context_id
+    about = json_format.MessageToDict(got.metadata)
+    assert about[DELIVERIES] == {"taskId": follower.ended()[0], "cause": "background"}
+    assert about[CHAIN_URI]["hops"] == 1
+
+
+async def test_a_peers_agent_that_is_away_gets_the_message_once_it_is_back(
+    plugin: PushingPlugin, start: Start
+) -> None:
+    port = free_port()
+    ann = PeerConfig("ann", url=f"http://127.0.0.1:{port}", bearer=SecretStr(TOKEN))
+    configuration = Configuration(agents={"main": AgentConfig()}, peers={"ann": ann})
+    async with start(configuration, PEER_TOKENS=f"ann:{ANN}") as bridge:
+        await say(bridge, ANN)
+        async with following(bridge.url, token=ANN) as follower:
+            await plugin.deliver("p1", "for ann")
+            await until(follower.ended)
+        async with sdk_agent(port=port) as other:
+            await until(lambda: other.messages, timeout=30)
+    assert [message.parts[0].text for message in other.messages] == ["for ann"]
+
+
 async def test_a_channel_that_was_not_told_of_the_end_is_told_by_the_next_bridge(
     plugin: PushingPlugin, start: Start
 ) -> None:
@@ -329,7 +373,7 @@ async def test_a_channel_that_was_not_told_of_the_end_is_told_by_the_next_bridge
         def serves(self, peer: str) -> bool:
             return True
 
-        async def send(self, peer: str, body: dict[str, Any], ended: Task | None) -> int:
+        async def send(self, to: Caller, body: dict[str, Any], ended: Task | None) -> int:
             if not self.works:
                 await asyncio.Event().wait()
             self.ended += [ended] if ended is not None else []

@@ -36,6 +36,11 @@ def background(command: str, **more: Any) -> str:
     )
 
 
+def until_there_is(sign: Path) -> str:
+    """What keeps a chat busy until the file exists."""
+    return f"demo:run until [ -e {sign} ]; do sleep 0.1; done"
+
+
 def pushes(callbacks: CallbackServer, chat: str) -> list[str]:
     return [c.reply_to for c in callbacks.taken if isinstance(c.body, Push) and c.chat_id == chat]
 

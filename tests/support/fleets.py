@@ -15,9 +15,9 @@ import yaml
 from a2a.client import Client
 
 from molecule_hermes.agents.managed import folder_name
-from molecule_hermes.hermes.fleet import WorkerKey
 from molecule_hermes.hermes.home import HermesHome
 from molecule_hermes.hermes.pid_record import PidRecord
+from molecule_hermes.hermes.seat import WorkerKey
 from tests.support.peers import peer
 from tests.support.stack import Stack, environment
 

@@ -187,6 +187,8 @@ class Hermes:
             expected["toolsets"] = True
         if inbound.profile:
             expected["profile"] = inbound.profile
+        if inbound.handoff is not None:
+            expected["handoff"] = True
         assert (status, body.pop("instance", "") != "", body) == (202, True, expected)
         return message_id
 

@@ -17,8 +17,9 @@ _MARK = b"\0end of the output\0"
 class AtTerminal:
     """Runs the command with a pseudo-terminal of its own for input, output and errors."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
         self._command = [sys.executable, "-m", "molecule_hermes", *arguments]
+        self._env = env or {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
         self._seen = b""
         self._more = asyncio.Event()
 
@@ -34,7 +35,7 @@ class AtTerminal:
             stderr=self._slave,
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-            env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"},
+            env=self._env,
         )
         return self
 
@@ -53,7 +54,7 @@ class AtTerminal:
     @property
     def seen(self) -> str:
         """Everything that the terminal has shown so far."""
-        return self._seen.decode().replace("\r\n", "\n")
+        return self._seen.decode(errors="replace").replace("\r\n", "\n")
 
     def type(self, keys: str) -> None:
         os.write(self._master, keys.encode())

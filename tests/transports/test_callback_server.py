@@ -52,7 +52,7 @@ async def test_connections_without_the_secret_do_not_pile_up_and_keep_nobody_out
         assert (await plugin.post(server.url, json=first)).json() == {"ok": True}
         address = urlsplit(server.url)
         strangers = [
-            await asyncio.open_connection(address.hostname, address.port) for _ in range(300)
+            await asyncio.open_connection(address.hostname, address.port) for _ in range(500)
         ]
         closed = [asyncio.create_task(reader.read()) for reader, _ in strangers]
         await until(lambda: sum(task.done() for task in closed) >= 200)

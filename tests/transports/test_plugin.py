@@ -39,7 +39,7 @@ from molecule_hermes.turns.model import (
     TurnEvent,
 )
 from molecule_hermes.wire import SECRET_HEADER, Inbound, Steered
-from tests.support.serving import free_port, serve
+from tests.support.serving import TLS, free_port, serve
 from tests.support.waiting import until
 
 SECRET = "shared-secret-0123456789"
@@ -70,7 +70,9 @@ class FakePlugin:
         """Health checks that fail after the first message, as do all before it."""
         self.accepts_with = 202
         self.refuses_callback = False
-        self.http = httpx.AsyncClient()
+        # The bridge drops connections that come all at once. A plugin needs few.
+        few = httpx.Limits(max_connections=8)
+        self.http = httpx.AsyncClient(timeout=60, verify=TLS, limits=few)
         self.responses: list[dict[str, Any]] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self.url = ""

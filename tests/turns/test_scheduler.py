@@ -387,3 +387,19 @@ async def test_the_queue_is_fair_ordered_and_complete(
 async def test_a_slot_knows_its_conversation() -> None:
     assert isinstance(slot := Scheduler().enter("a"), Slot)
     assert slot.conversation == "a"
+
+
+async def test_what_does_not_count_takes_no_place_also_after_a_question() -> None:
+    scheduler = Scheduler(max_running=1)
+    async with contextlib.AsyncExitStack() as stack:
+        for number in range(3):
+            beside = scheduler.enter(f"beside-{number}", "a", runs=True, counts=False)
+            await stack.enter_async_context(beside)
+            assert await beside.wait()
+            beside.pause()
+            beside.resume()
+        turn = await stack.enter_async_context(scheduler.enter("c", "a"))
+        assert turn.started
+        waiting = await stack.enter_async_context(scheduler.enter("d", "a"))
+        assert not waiting.started
+    assert scheduler.running == 0

@@ -26,6 +26,7 @@ from molecule_hermes.wire import (
     File,
     Final,
     Inbound,
+    Lend,
     Notice,
     Origin,
     PeerCall,
@@ -37,11 +38,24 @@ from molecule_hermes.wire import (
     Steered,
     Subagent,
     Tool,
+    Transcript,
     Usage,
     WireError,
 )
 
-PARSERS = (Inbound, Check, Cancel, Answer, Steer, Steered, Callback, PeerCall, Called)
+PARSERS = (
+    Inbound,
+    Transcript,
+    Lend,
+    Check,
+    Cancel,
+    Answer,
+    Steer,
+    Steered,
+    Callback,
+    PeerCall,
+    Called,
+)
 
 ids = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=256)
 labels = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=256)
@@ -123,6 +137,15 @@ bodies = st.one_of(
         st.booleans(),
     ),
 )
+transcripts = st.builds(
+    Transcript,
+    ids,
+    st.lists(
+        st.fixed_dictionaries({"role": texts}, optional={"content": texts | st.lists(st.none())}),
+        max_size=3,
+    ).map(tuple),
+    labels,
+)
 values = st.one_of(
     st.builds(
         Inbound,
@@ -143,8 +166,10 @@ values = st.one_of(
         agent=ids,
         profile=labels,
         toolsets=st.none() | st.lists(texts, max_size=3).map(tuple),
+        handoff=st.none() | transcripts,
     ),
     st.builds(Check, urls, labels),
+    st.builds(Lend, ids, ids, ids, st.integers(0, wire.MAX_LEND), labels, labels),
     st.builds(Cancel, ids),
     st.builds(Answer, ids, ids, texts),
     st.builds(Steer, ids, texts, labels),

@@ -1,6 +1,6 @@
 """What agents ask of other agents: the only way out of a turn."""
 
 from molecule_hermes.agents.outbound.calls import OutboundCalls
-from molecule_hermes.agents.outbound.channel import AgentChannel
+from molecule_hermes.agents.outbound.channel import PeerAgentChannel
 
-__all__ = ["AgentChannel", "OutboundCalls"]
+__all__ = ["OutboundCalls", "PeerAgentChannel"]

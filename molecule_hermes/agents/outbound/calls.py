@@ -18,14 +18,12 @@ from molecule_hermes.agents.outbound.http import create_client
 from molecule_hermes.agents.outbound.remote import Remote
 from molecule_hermes.agents.outbound.remote_task import RemoteTask
 from molecule_hermes.agents.outbound.turn_calls import Context, OutboundTurn
-from molecule_hermes.backoff import Backoff
 from molecule_hermes.config import AgentConfig, Configuration, Settings
 from molecule_hermes.errors import Busy, Forbidden, TurnFailure, TurnTimeout
 from molecule_hermes.protocol.chain import Chain, Loops, agent_id
 from molecule_hermes.protocol.policy import Reach
 from molecule_hermes.telemetry.metrics import Metrics
 from molecule_hermes.turns.outbound import Outbound, Progress, TurnCalls
-from molecule_hermes.wire import MAIN_AGENT
 
 __all__ = ["OutboundCalls"]
 
@@ -35,9 +33,8 @@ MAX_RUNNING = 64
 MAX_RUNNING_OF_PEER = 16
 _GIVE_UP = 10.0
 """Seconds for canceling a task that nobody waits for any more."""
-_SEND = 30.0
-"""Seconds until an agent has taken a message."""
-_BACKOFF = Backoff(first=0.5, longest=15.0, jitter=0.2)
+_TAKEN_WITHIN = 30.0
+"""Seconds for an agent to take a message that nobody waits for."""
 
 
 class OutboundCalls:
@@ -98,32 +95,20 @@ class OutboundCalls:
         """The agents that the agent may ask in turns for the peer `caller`."""
         return _Reach(self, agent, caller)
 
-    async def send(
-        self, peer: str, message: Message, *, agent: str = MAIN_AGENT, patience: float = 60
-    ) -> None:
+    async def send(self, peer: str, message: Message, *, agent: str) -> None:
         """Sends a message of the agent's own to a peer's URL; returns when that has taken it.
 
-        The message keeps its id at each attempt. Raises a `TurnFailure` after `patience` seconds,
-        or at once if the peer refuses it.
+        Raises a `TurnFailure`. Whoever repeats the message has to keep its id.
         """
         remote = self._remotes.get(peer)
         if remote is None:
             raise Forbidden(f"peers.{peer} has no url", hint="name the agent's url there")
         Chain().followed_by(self.loops(agent).agent).mark(message)
-        delays = _BACKOFF.delays(within=patience)
-        while True:
-            try:
-                async with asyncio.timeout(_SEND):
-                    await self._sent(remote, message)
-                    return
-            except TimeoutError:
-                failure: TurnFailure = TurnTimeout(f"the agent {peer!r} did not take the message")
-            except TurnFailure as error:
-                failure = error
-            delay = next(delays, None)
-            if delay is None or not failure.retryable:
-                raise failure
-            await asyncio.sleep(delay)
+        try:
+            async with asyncio.timeout(_TAKEN_WITHIN):
+                await self._sent(remote, message)
+        except TimeoutError:
+            raise TurnTimeout(f"the agent {peer!r} did not take the message in time") from None
 
     async def _sent(self, remote: Remote, message: Message) -> None:
         task = RemoteTask()

@@ -1,25 +1,27 @@
-"""Deliveries as messages to peers that are agents themselves."""
+"""What an agent says unasked, as a message to its peer's own agent."""
 
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from a2a.types import Message, Part, Role, Task
+from a2a.types import Message, Part, Role, Task, TaskState
+from google.protobuf.json_format import MessageToDict
 
+from molecule_hermes.agents.outbound.calls import OutboundCalls
 from molecule_hermes.errors import TurnFailure
+from molecule_hermes.protocol.caller import Caller
+from molecule_hermes.protocol.extensions import DELIVERIES
 from molecule_hermes.protocol.reply import REASONING
 
-if TYPE_CHECKING:
-    from molecule_hermes.agents.outbound.calls import OutboundCalls
+__all__ = ["PeerAgentChannel", "message_of"]
 
-__all__ = ["AgentChannel"]
-
-_IDS = uuid.UUID("5b1e0f0a-58a5-4a52-a0b3-6f1d6f5f6c3e")
+_IDS = uuid.UUID("5b0c0f5e-5d53-4d0c-9d6c-0f2f3f8f3a77")
+_ABOUT = ("cause", "job")
 
 
-class AgentChannel:
-    """Sends the end of a delivery to the peer's `url` (`protocol.channels.Channel`)."""
+class PeerAgentChannel:
+    """Implements `protocol.channels.Channel` for the peers that have a `url`."""
 
     def __init__(self, calls: OutboundCalls) -> None:
         self._calls = calls
@@ -27,32 +29,39 @@ class AgentChannel:
     def serves(self, peer: str) -> bool:
         return self._calls.remote(peer) is not None
 
-    async def send(self, peer: str, body: dict[str, Any], ended: Task | None) -> int:
-        """One attempt: the sender of notifications repeats what was not taken."""
-        if ended is None or not (parts := _parts(ended)):
-            return 200
+    async def send(self, to: Caller, body: dict[str, Any], ended: Task | None) -> int:
+        """Only the end is a message: what comes before it is for those that follow the task."""
+        message = message_of(ended) if ended is not None else None
+        if message is None:
+            return 204
         try:
-            await self._calls.send(peer, _message(ended, parts), patience=0)
+            await self._calls.send(to.peer, message, agent=to.agent)
         except TurnFailure as failure:
-            return 503 if failure.retryable else 400
+            return 503 if failure.retryable else 422
         return 200
 
 
-def _parts(task: Task) -> list[Part]:
-    """What the agent says to its peer; why, if it says nothing because it failed."""
-    answers = [each for each in task.artifacts if each.artifact_id != REASONING]
-    parts = [part for each in answers for part in each.parts]
-    return parts or list(task.status.message.parts)
-
-
-def _message(task: Task, parts: list[Part]) -> Message:
-    """With the same id each time, so that an agent that has it takes it once."""
+def message_of(task: Task) -> Message | None:
+    """The delivery as a message, with the same id each time; None if it says nothing."""
+    parts = list(_said(task))
+    if not parts:
+        return None
+    about = {name: value for name, value in MessageToDict(task.metadata).items() if name in _ABOUT}
     message = Message(
         message_id=str(uuid.uuid5(_IDS, task.id)),
-        context_id=task.context_id,
         role=Role.ROLE_USER,
+        context_id=task.context_id,
         parts=parts,
-        metadata=task.metadata,
+        extensions=[DELIVERIES],
     )
-    message.metadata.update({"deliveryTaskId": task.id})
+    message.metadata.update({DELIVERIES: {"taskId": task.id, **about}})
     return message
+
+
+def _said(task: Task) -> list[Part]:
+    if task.status.state == TaskState.TASK_STATE_COMPLETED:
+        shown = (each for each in task.artifacts if each.artifact_id != REASONING)
+        return [part for artifact in shown for part in artifact.parts]
+    if task.status.state == TaskState.TASK_STATE_FAILED:
+        return list(task.status.message.parts)
+    return []

@@ -31,6 +31,14 @@ from molecule_hermes.plugin.hermes_api.gateway import (
     state,
     widen_executor,
 )
+from molecule_hermes.plugin.hermes_api.handoffs import (
+    Binding,
+    NotBoundError,
+    bind,
+    has_answer,
+    open_session,
+    unbind,
+)
 from molecule_hermes.plugin.hermes_api.jobs import live_jobs
 from molecule_hermes.plugin.hermes_api.policy import (
     call_first,
@@ -57,6 +65,7 @@ from molecule_hermes.plugin.hermes_api.questions import (
     resolve_approval,
     resolve_clarify,
 )
+from molecule_hermes.plugin.hermes_api.sessions import SessionError, open_sessions
 from molecule_hermes.plugin.hermes_api.start_up import MODULES, probe_environment
 from molecule_hermes.plugin.hermes_api.turns import (
     can_show_image,
@@ -72,11 +81,15 @@ from molecule_hermes.plugin.hermes_api.turns import (
 
 __all__ = [
     "MODULES",
+    "Binding",
     "CronRun",
+    "NotBoundError",
+    "SessionError",
     "State",
     "add_event_handler",
     "agent_key_of",
     "answer_for_profile",
+    "bind",
     "call_first",
     "can_show_image",
     "clear_questions",
@@ -88,6 +101,7 @@ __all__ = [
     "enter_folder",
     "follow_cron",
     "has_agent",
+    "has_answer",
     "has_profiles",
     "has_session",
     "hermes_home",
@@ -99,6 +113,8 @@ __all__ = [
     "listen_to_reasoning",
     "live_jobs",
     "open_approvals",
+    "open_session",
+    "open_sessions",
     "path_for_tools",
     "probe_environment",
     "profiles",
@@ -116,6 +132,7 @@ __all__ = [
     "take_unheard",
     "tools_of",
     "toolset_of",
+    "unbind",
     "widen_executor",
     "withhold_toolsets",
     "working_directory",

@@ -249,7 +249,7 @@ class PeerTools:
 def _outbound_url(turn: Turn) -> str:
     """At the bridge that gets the turn's callbacks."""
     parts = urlsplit(turn.journal.url)
-    return urlunsplit(parts._replace(path=OUTBOUND_PATH))
+    return urlunsplit((parts.scheme, parts.netloc, OUTBOUND_PATH, parts.query, parts.fragment))
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:

@@ -34,6 +34,9 @@ __all__ = ["ReplyServer"]
 _TO = "to"
 _MAX_STRANGERS = 64
 """Every process on this machine can connect, also the tools of all agents."""
+_MAX_NEW_STRANGERS = 256
+_NEW = 1.0
+"""Seconds in which a plugin that opens many connections at once has sent a request on each."""
 
 
 class ReplyServer:
@@ -58,7 +61,7 @@ class ReplyServer:
         self._max_body = max_body
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
-        self._strangers: OrderedDict[web.RequestHandler, None] = OrderedDict()
+        self._strangers: OrderedDict[web.RequestHandler, float] = OrderedDict()
         """Connections that have not shown the secret yet, the oldest first."""
         self._name = secrets.token_urlsafe(8)
         """In the address: callbacks for an earlier bridge with this port are not for this one. They
@@ -99,9 +102,13 @@ class ReplyServer:
         if runner.server is None:
             raise RuntimeError("the callback server is not set up")
         handler: web.RequestHandler = runner.server()
-        self._strangers[handler] = None
-        if len(self._strangers) > _MAX_STRANGERS:
-            oldest, _ = self._strangers.popitem(last=False)
+        now = asyncio.get_running_loop().time()
+        self._strangers[handler] = now
+        while len(self._strangers) > _MAX_STRANGERS:
+            oldest, since = next(iter(self._strangers.items()))
+            if now - since < _NEW and len(self._strangers) <= _MAX_NEW_STRANGERS:
+                break
+            del self._strangers[oldest]
             oldest.force_close()
         return handler
 

@@ -26,6 +26,7 @@ from molecule_hermes.wire import (
     Cancel,
     Check,
     Inbound,
+    Lend,
     Steer,
 )
 
@@ -92,7 +93,7 @@ class PluginClient:
             return await _json(response)
 
     async def post(
-        self, path: str, message: Inbound | Cancel | Answer | Attach | Steer | Check
+        self, path: str, message: Inbound | Cancel | Answer | Attach | Steer | Check | Lend
     ) -> tuple[int, dict[str, Any]]:
         """The status and the JSON of the response. Raises aiohttp's errors and `TimeoutError`."""
         url = self.base_url + path

@@ -36,6 +36,7 @@ def inbound_of(turn: Turn, callback_url: str, bridge: str, *, asks: bool = False
         agent=turn.agent,
         profile=turn.profile,
         toolsets=turn.toolsets,
+        handoff=turn.handoff,
     )
 
 

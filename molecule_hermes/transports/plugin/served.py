@@ -1,7 +1,9 @@
-"""Whether the plugin inside Hermes keeps what a message relies on: its profile and its toolsets.
+"""Whether the plugin inside Hermes keeps what a message relies on: its profile, its toolsets, and
+the conversation that it hands over.
 
-An older plugin ignores both. It would run the message as Hermes's root agent, or with all tools, so
-it is asked first, once in each of its runs, and its acceptance has to repeat both.
+An older plugin ignores all of them. It would run the message as Hermes's root agent, with all
+tools, or without the conversation, so it is asked first, once in each of its runs, and its
+acceptance has to repeat them.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ class Served:
         """The run of the plugin that was last told whether deliveries are taken, and what."""
         self._known: dict[str, str] = {}
         """The run of the plugin that was last seen to serve each profile, and toolsets."""
+        self._hands_over = ""
+        """The run of the plugin that was last seen to take conversations."""
 
     async def check(self, profile: str) -> None:
         """Raises aiohttp's errors, or the `TurnFailure` of a turn with this profile."""
@@ -52,16 +56,22 @@ class Served:
             raise too_old_for(f"the profile {profile!r}")
         if body.get("toolsets"):
             self._known[profile] = self._client.instance
+        if body.get("handoff"):
+            self._hands_over = self._client.instance
 
     async def require(self, turn: Turn) -> None:
         """Asks about what the turn relies on, if this run of the plugin was not asked yet."""
-        if not turn.profile and turn.toolsets is None:
+        if turn.handoff is None and not turn.profile and turn.toolsets is None:
             return
-        if self._known.get(turn.profile) == self._client.instance != "":
+        instance = self._client.instance
+        known = self._known.get(turn.profile) == instance != ""
+        if known and (turn.handoff is None or self._hands_over == instance):
             return
         with contextlib.suppress(ValueError):
             await self._client.health(timeout=3.0)
         await self.check(turn.profile)
+        if turn.handoff is not None and self._hands_over != self._client.instance:
+            raise too_old_for("handoffs")
         if turn.profile not in self._known:
             raise too_old_for("toolsets")
 
@@ -79,3 +89,5 @@ class Served:
             raise too_old_for(f"the profile {turn.profile!r}")
         if turn.toolsets is not None and not body.get("toolsets"):
             raise too_old_for("toolsets")
+        if turn.handoff is not None and not body.get("handoff"):
+            raise too_old_for("handoffs")

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any, NoReturn, Self
 
 import aiohttp
@@ -27,6 +28,7 @@ from molecule_hermes.transports.base import (
 from molecule_hermes.transports.deliveries import Receiver
 from molecule_hermes.transports.plugin.callback_server import ReplyServer
 from molecule_hermes.transports.plugin.client import CONNECTIONS, PluginClient
+from molecule_hermes.transports.plugin.lending import lent
 from molecule_hermes.transports.plugin.messages import inbound_of
 from molecule_hermes.transports.plugin.openings import Openings
 from molecule_hermes.transports.plugin.replies import Replies, Reply
@@ -218,6 +220,9 @@ class PluginTransport:
         open_ones = frozenset(map(str, questions)) if isinstance(questions, list) else frozenset()
         return Attached(self._follow(turn, reply), open_ones)
 
+    def lent(self, turn: Turn) -> AbstractAsyncContextManager[str]:
+        return lent(self._client, turn)
+
     def leave_turns(self) -> None:
         self._leaves_turns = True
 
@@ -254,15 +259,11 @@ class PluginTransport:
         A bridge that the plugin refuses keeps trying: the turn is not lost, and the bridge is not
         ready until its operator has mended that.
         """
-        url = self._server.url
+        attach = Attach(turn.message_id, self._server.url, reply.last_seq, self._name_for(turn))
         patience = self._backoff.delays(within=self._attach_for)
         for delay in self._backoff.delays():
             try:
-                status, body = await self._post_for(
-                    turn,
-                    ATTACH_PATH,
-                    lambda name: Attach(turn.message_id, url, reply.last_seq, name),
-                )
+                status, body = await self._client.post(ATTACH_PATH, attach)
             except (aiohttp.ClientError, TimeoutError):
                 status, body = 503, {}
             if status == 200:
@@ -303,12 +304,10 @@ class PluginTransport:
             reply.add(Canceled())
 
     async def answer(self, turn: Turn, question_id: str, answer: str) -> None:
-        def message(name: str) -> Answer:
-            return Answer(turn.message_id, question_id, answer, name)
-
+        message = Answer(turn.message_id, question_id, answer, self._name_for(turn))
         for attempt in range(1, _SENDS + 1):
             try:
-                status, body = await self._post_for(turn, ANSWER_PATH, message)
+                status, body = await self._client.post(ANSWER_PATH, message)
                 break
             except (aiohttp.ClientError, TimeoutError) as error:
                 if attempt == _SENDS:
@@ -327,8 +326,8 @@ class PluginTransport:
         ):
             return NOT_THERE
         try:
-            status, body = await self._post_for(
-                turn, STEER_PATH, lambda name: Steer(turn.message_id, text, name)
+            status, body = await self._client.post(
+                STEER_PATH, Steer(turn.message_id, text, self._name_for(turn))
             )
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self._client.unreachable() from error
@@ -396,12 +395,10 @@ class PluginTransport:
     async def _post_cancel(self, turn: Turn) -> bool:
         """Returns whether the plugin knows the message and will end its turn."""
 
-        def cancel(name: str) -> Cancel:
-            return Cancel(turn.message_id, name)
-
+        cancel = Cancel(turn.message_id, self._name_for(turn))
         try:
             async with asyncio.timeout(3.0):
-                return (await self._post_for(turn, CANCEL_PATH, cancel))[0] == 200
+                return (await self._client.post(CANCEL_PATH, cancel))[0] == 200
         except (aiohttp.ClientError, TimeoutError, TurnFailure):
             return False
 
@@ -412,19 +409,6 @@ class PluginTransport:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, TurnFailure):
                 await self._served.tell(self._profile)
             await asyncio.sleep(self._tell_every)
-
-    async def _post_for(
-        self, turn: Turn, path: str, message: Callable[[str], Cancel | Answer | Attach | Steer]
-    ) -> tuple[int, dict[str, Any]]:
-        """Posts a message in the name of the bridge that the turn belongs to.
-
-        A delivery of an earlier bridge that had not acknowledged it may belong to this one by now.
-        """
-        status, body = await self._client.post(path, message(self._name_for(turn)))
-        if status == 403 and body.get("kind") == "other_bridge" and turn.message_id in self._names:
-            del self._names[turn.message_id]
-            status, body = await self._client.post(path, message(self._name))
-        return status, body
 
     async def _watch(self) -> None:
         """Ends the turns of a Hermes that died, within seconds.

@@ -7,19 +7,16 @@ import json
 from typing import Any
 
 import pytest
-from a2a.types import Artifact, Part, Task, TaskState, TaskStatus
 from google.protobuf import json_format
 from pydantic import SecretStr
 
-from molecule_hermes.agents.outbound import AgentChannel
 from molecule_hermes.client.connection import message
 from molecule_hermes.config import PeerConfig
-from molecule_hermes.errors import AuthFailure, Forbidden, Unreachable
+from molecule_hermes.errors import AuthFailure, Forbidden
 from molecule_hermes.protocol.chain import CHAIN_URI, Chain, agent_id
 from molecule_hermes.wire import Attachment
 from tests.support.outbound import asking, begin
 from tests.support.sdk_agent import TOKEN, SdkAgent, sdk_agent
-from tests.support.serving import free_port
 from tests.support.waiting import until
 
 each_version = pytest.mark.parametrize("version", ["1.0", "0.3"])
@@ -188,57 +185,14 @@ async def test_an_agent_that_is_in_the_chain_is_not_asked() -> None:
         assert (await begin(turn.calls, chain=Chain((), 4)).ask("other", "x"))["peer"] == "other"
 
 
-async def test_a_message_of_our_own_is_sent_until_it_is_taken_or_refused() -> None:
+async def test_a_message_of_our_own_is_sent_once_and_says_what_came_of_it() -> None:
     async with sdk_agent() as agent, asking(peer(agent)) as turn:
         calls = turn.calls
-        await calls.send("other", message("echo this").message)
+        await calls.send("other", message("echo this").message, agent="main")
         assert CHAIN_URI in agent.messages[0].metadata.fields
         agent.tokens.clear()
         with pytest.raises(AuthFailure):
-            await calls.send("other", message("echo this").message, patience=30)
+            await calls.send("other", message("echo this").message, agent="main")
         with pytest.raises(Forbidden):
-            await calls.send("another", message("echo this").message)
+            await calls.send("another", message("echo this").message, agent="main")
         assert len(agent.messages) == 1
-
-
-async def test_a_message_of_our_own_reaches_an_agent_that_comes_a_little_later() -> None:
-    port = free_port()
-    late = PeerConfig("other", url=f"http://127.0.0.1:{port}", bearer=SecretStr(TOKEN))
-    async with asking(late) as turn:
-        with pytest.raises(Unreachable):
-            await turn.calls.send("other", message("echo this").message, patience=0)
-        sending = asyncio.create_task(turn.calls.send("other", message("echo this").message))
-        async with sdk_agent(port=port) as agent:
-            await sending
-            assert len(agent.messages) == 1
-
-
-def delivery(**more: Any) -> Task:
-    task = Task(id="t", context_id="c", status=TaskStatus(state=TaskState.TASK_STATE_COMPLETED))
-    for name, parts in more.items():
-        task.artifacts.append(Artifact(artifact_id=name, parts=parts))
-    task.metadata.update({"initiatedBy": "agent", "cause": "cron"})
-    return task
-
-
-async def test_the_end_of_a_delivery_is_a_message_to_a_peer_that_is_an_agent() -> None:
-    async with sdk_agent() as agent, asking(peer(agent)) as turn:
-        channel = AgentChannel(turn.calls)
-        assert channel.serves("other")
-        assert not channel.serves("alice")
-        assert await channel.send("other", {}, None) == 200
-        assert await channel.send("other", {}, delivery()) == 200
-        assert agent.messages == []
-        said = delivery(reply=[Part(text="It rains.")], reasoning=[Part(text="hm")])
-        assert await channel.send("other", {}, said) == 200
-        assert await channel.send("other", {}, said) == 200
-        first, second = agent.messages
-        assert [part.text for part in first.parts] == ["It rains."]
-        assert (first.context_id, first.message_id) == ("c", second.message_id)
-        assert first.metadata["cause"] == "cron"
-        assert first.metadata["deliveryTaskId"] == "t"
-        agent.tokens.clear()
-        assert await channel.send("other", {}, said) == 400
-    async with asking(PeerConfig("gone", url="http://127.0.0.1:9")) as turn:
-        assert await AgentChannel(turn.calls).send("gone", {}, said) == 503
-        assert await AgentChannel(turn.calls).send("never", {}, said) == 400

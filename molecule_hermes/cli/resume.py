@@ -1,0 +1,166 @@
+"""`molecule-hermes resume`: a peer's conversation in Hermes's own CLI, as confined as its agent.
+
+The CLI runs in a terminal of its own, whose input and output are passed on, so that what an agent
+runs in it cannot type into the operator's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from molecule_hermes.cli.handoff import no_bridge
+from molecule_hermes.config import Settings
+from molecule_hermes.errors import StartError
+from molecule_hermes.hermes.process import LAUNCHER
+from molecule_hermes.server.operator import RESUMES_PATH, read_access
+
+__all__ = ["resume"]
+
+_PASSED_ON = ("TERM", "COLORTERM", "LANG", "LC_ALL", "LC_CTYPE")
+_CHUNK = 65536
+_TICK = 0.2
+
+
+def resume(options: argparse.Namespace) -> int:
+    """Returns the CLI's exit code."""
+    settings = Settings.from_env()
+    if (access := read_access(settings.state_dir)) is None:
+        raise no_bridge(settings)
+    url, token = access
+    asked = {"context_id": options.context, "peer": options.peer, "agent": options.agent}
+    headers = {"Authorization": f"Bearer {token}"}
+    limits = httpx.Timeout(10.0, read=None)
+    try:
+        with (
+            httpx.Client(timeout=limits, trust_env=False, headers=headers) as http,
+            http.stream("POST", url + RESUMES_PATH, json=asked) as response,
+        ):
+            if response.status_code != 200:
+                response.read()
+                raise StartError(response.json()["error"]["message"], "")
+            lines = response.iter_lines()
+            return _run(json.loads(next(lines)), lines, options.text)
+    except httpx.HTTPError:
+        raise no_bridge(settings) from None
+
+
+def _run(terminal: Mapping[str, Any], lines: Iterator[str], text: str | None) -> int:
+    arguments = ["chat", "--resume", str(terminal["session_id"])]
+    if text is not None:
+        arguments = ["chat", "-Q", "--resume", str(terminal["session_id"]), "-q", text]
+    read, write = os.pipe()
+    command = [*LAUNCHER, f"--handover={read}", "hermes", *arguments]
+    env = dict(terminal["environ"])
+    env |= {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    interactive = text is None and sys.stdin.isatty()
+    opened = _opened_in_terminal if interactive else _opened
+    with opened(command, env, str(terminal["cwd"]), read) as process:
+        os.close(read)
+        with os.fdopen(write, "wb") as file:
+            file.write(json.dumps(terminal["handover"]).encode())
+        threading.Thread(target=_end_with, args=(lines, process), daemon=True).start()
+        if interactive:
+            _pass_on(process)
+        return process.wait()
+
+
+def _end_with(lines: Iterator[str], process: _Process) -> None:
+    """Ends the CLI when the bridge does: the peer's messages no longer wait then."""
+    with contextlib.suppress(httpx.HTTPError):
+        for _ in lines:
+            pass
+    if process.poll() is None:
+        sys.stderr.write("\r\nmolecule-hermes: the bridge has ended\r\n")
+        process.terminate()
+
+
+class _Process(subprocess.Popen[bytes]):
+    master = -1
+    """The side of its terminal that is ours."""
+
+
+@contextlib.contextmanager
+def _opened(
+    command: Sequence[str], env: Mapping[str, str], cwd: str, handover: int
+) -> Iterator[_Process]:
+    with _Process(
+        command,
+        env=env,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        pass_fds=(handover,),
+        start_new_session=True,
+    ) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def _opened_in_terminal(
+    command: Sequence[str], env: Mapping[str, str], cwd: str, handover: int
+) -> Iterator[_Process]:
+    master, slave = pty.openpty()
+    _copy_size(master)
+    before = termios.tcgetattr(0)
+    try:
+        with _Process(
+            command,
+            env=env,
+            cwd=cwd,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            pass_fds=(handover,),
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        ) as process:
+            os.close(slave)
+            process.master = master
+            signal.signal(signal.SIGWINCH, lambda *_: _copy_size(master))
+            tty.setraw(0)
+            yield process
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
+        os.close(master)
+
+
+def _copy_size(master: int) -> None:
+    with contextlib.suppress(OSError):
+        size = fcntl.ioctl(0, termios.TIOCGWINSZ, b"\0" * 8)
+        fcntl.ioctl(master, termios.TIOCSWINSZ, size)
+
+
+def _pass_on(process: _Process) -> None:
+    """Until the CLI has ended and all that it wrote is shown."""
+    sources = [0, process.master]
+    while True:
+        ready, _, _ = select.select(sources, [], [], _TICK)
+        if not ready and process.poll() is not None:
+            return
+        if process.master in ready:
+            try:
+                shown = os.read(process.master, _CHUNK)
+            except OSError:  # the other side is closed
+                return
+            os.write(1, shown)
+        if 0 in ready:
+            typed = os.read(0, _CHUNK)
+            if typed:
+                os.write(process.master, typed)
+            else:
+                sources.remove(0)

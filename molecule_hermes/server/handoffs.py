@@ -1,0 +1,248 @@
+"""Hands conversations of the operator's Hermes over to peers.
+
+A handoff is a task in the peer's context that no message began: its turn carries the conversation,
+the plugin puts it into the peer's chat, and the answer is what the peer gets. As a task it survives
+the bridge as others do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import Callable, Collection, Coroutine
+from pathlib import Path
+from typing import Self
+
+from a2a.server.agent_execution import RequestContext
+from a2a.server.context import ServerCallContext
+from a2a.types import Task, TaskState
+
+from molecule_hermes.agents.request_handler import Chooses
+from molecule_hermes.agents.roster import Agent, Roster
+from molecule_hermes.config import Settings
+from molecule_hermes.errors import BadRequest, Interrupted, StorageFailure, TurnFailure
+from molecule_hermes.hermes import session_source
+from molecule_hermes.protocol.caller import Caller
+from molecule_hermes.protocol.states import TERMINAL, state_name
+from molecule_hermes.protocol.task_log import TaskLog
+from molecule_hermes.protocol.task_registry import TaskRegistry
+from molecule_hermes.protocol.webhooks import Arrivals, PushSender
+from molecule_hermes.server.handoff_records import Handoff, HandoffRecords
+from molecule_hermes.turns.features import Feature, why_not
+
+__all__ = ["ANONYMOUS", "Handoffs", "create_handoffs"]
+
+logger = logging.getLogger(__name__)
+
+ANONYMOUS = "anonymous"
+"""The name of the only peer where there are no tokens."""
+
+
+_Work = Callable[["Handoff"], Coroutine[None, None, None]]
+
+
+class Handoffs:
+    """An async context manager. On exit, what has not ended is left to the next bridge."""
+
+    def __init__(
+        self,
+        records: HandoffRecords,
+        roster: Roster,
+        tasks: TaskRegistry,
+        push: PushSender,
+        *,
+        known: Callable[[], tuple[Collection[str], Chooses]],
+        timeout: float,
+    ) -> None:
+        self.records = records
+        self._roster = roster
+        self._tasks = tasks
+        self._push = push
+        self._known = known
+        self._timeout = timeout
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._open: list[Handoff] = []
+        self._left: dict[str, Arrivals] = {}
+        self._watches = contextlib.ExitStack()
+        """Of the webhooks of tasks that an earlier bridge has left."""
+        self._closing = False
+
+    async def recall(self) -> None:
+        """Looks for what an earlier bridge has left, before its tasks are taken over."""
+        found = await asyncio.to_thread(list, self.records)
+        self._open = [handoff for handoff in found if not handoff.is_over]
+        known = {task.id for task in await self._push.configs.untold()}
+        for handoff in self._open:
+            task = (
+                await self._tasks.get(handoff.task_id, _call(handoff)) if handoff.task_id else None
+            )
+            # A webhook that knows the end is not told again.
+            if task is not None and (task.status.state not in TERMINAL or task.id in known):
+                self._left[task.id] = self._watches.enter_context(self._push.watching(task.id))
+
+    async def __aenter__(self) -> Self:
+        """Goes on with what an earlier bridge has left; its tasks have been taken over."""
+        for handoff in self._open:
+            self._start(handoff, self._go_on)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._closing = True
+        running = list(self._running.values())
+        if running:
+            # Their tasks have ended by now, unless they are left to Hermes.
+            await asyncio.wait(running, timeout=2.0)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        self._watches.close()
+
+    async def begin(self, handoff: Handoff) -> None:
+        """Returns when the handoff is recorded."""
+        await self._save(handoff)
+        self._start(handoff, self._hand_over)
+
+    def _start(self, handoff: Handoff, work: _Work) -> None:
+        running = asyncio.create_task(self._conduct(handoff, work), name=f"handoff:{handoff.id}")
+        self._running[handoff.id] = running
+        running.add_done_callback(lambda _: self._running.pop(handoff.id, None))
+
+    async def _conduct(self, handoff: Handoff, work: _Work) -> None:
+        reason = ""
+        try:
+            async with asyncio.timeout(self._timeout):
+                await work(handoff)
+        except TimeoutError:
+            reason = f"it took longer than {self._timeout:g} s"
+        except TurnFailure as failure:
+            reason = failure.message
+        except Exception:
+            logger.exception("handoff %s failed", handoff.id)
+            reason = "an internal error; the bridge's log has more"
+        await self._end(handoff, reason)
+
+    async def _end(self, handoff: Handoff, reason: str) -> None:
+        """The session first: a bridge that dies in between does it again."""
+        home = Path(handoff.home)
+        if handoff.claimed:
+            try:
+                await session_source.settle(home, handoff.target, reason)
+            except TurnFailure as failure:
+                logger.warning("the end of handoff %s is not marked: %s", handoff.id, failure)
+        handoff.end(reason)
+        await self._save(handoff)
+        await asyncio.to_thread(self.records.prune)
+        logger.info("handoff %s of %s: %s", handoff.id, handoff.session, reason or "completed")
+
+    async def _save(self, handoff: Handoff) -> None:
+        await asyncio.to_thread(self.records.save, handoff)
+
+    # From the session to the peer.
+
+    async def _hand_over(self, handoff: Handoff) -> None:
+        agent = self._agent_for(handoff)
+        with agent.in_use():
+            if Feature.HANDOFF not in agent.transport.features:
+                reason = why_not(Feature.HANDOFF, "chat").removeprefix("no: ")
+                raise BadRequest(f"the agent is reached over chat completions: {reason}", hint="")
+            await agent.transport.check()
+            handoff.agent, handoff.claimed = agent.name, True
+            await self._save(handoff)
+            home = Path(handoff.home)
+            handed = await session_source.claim(home, handoff.session, handoff.target)
+            handoff.session_id, handoff.task_id = handed.session_id, str(uuid.uuid4())
+            handoff.state = "running"
+            await self._save(handoff)
+            call = _call(handoff)
+            ids = (handoff.task_id, handoff.context_id)
+            request = RequestContext(call, None, *ids)
+
+            def begin() -> TaskLog:
+                return self._tasks.begin(Task(id=ids[0], context_id=ids[1]), call)
+
+            with self._push.watching(handoff.task_id) as arrivals:
+                await self._push.follow_delivery(handoff.task_id, "", call)
+                await self._turn(agent, request, agent.executor.hand_over(request, handed, begin))
+                await self._require_arrived(handoff, call, arrivals)
+
+    async def _turn(
+        self, agent: Agent, request: RequestContext, work: Coroutine[None, None, None]
+    ) -> None:
+        """Stops the turn if the time is over, but not if the bridge is closed: that decides itself
+        what becomes of its turns."""
+        running = asyncio.ensure_future(work)
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            log = self._tasks.log(request.task_id or "", request.call_context)
+            if log is not None and not self._closing:
+                await agent.executor.cancel(request, log)
+            raise
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def _go_on(self, handoff: Handoff) -> None:
+        """Follows the task of a handoff that an earlier bridge began."""
+        call = _call(handoff)
+        if not handoff.task_id or await self._tasks.get(handoff.task_id, call) is None:
+            raise Interrupted("the bridge was restarted before the conversation was handed over")
+        log = self._tasks.log(handoff.task_id, call)
+        agent = self._roster.agents.get(handoff.agent)
+        if log is not None and agent is not None:
+            request = RequestContext(call, None, handoff.task_id, handoff.context_id)
+            with agent.in_use():
+                await self._turn(agent, request, _until_ended(log))
+        await self._require_arrived(handoff, call, self._left.get(handoff.task_id))
+
+    async def _require_arrived(
+        self, handoff: Handoff, call: ServerCallContext, arrivals: Arrivals | None
+    ) -> None:
+        """Raises a `TurnFailure` unless the task has completed and its webhooks have taken that."""
+        task = await self._tasks.get(handoff.task_id, call)
+        if task is None:
+            raise StorageFailure()
+        if task.status.state != TaskState.TASK_STATE_COMPLETED:
+            said = " ".join(part.text for part in task.status.message.parts if part.text)
+            raise Interrupted(said or f"the task ended as {state_name(task.status.state)}")
+        if arrivals is not None and not await arrivals.all_taken():
+            raise Interrupted("the answer is stored, but a webhook of the peer did not accept it")
+
+    def _agent_for(self, handoff: Handoff) -> Agent:
+        peer, (peers, routes) = handoff.peer, self._known()
+        if peer not in (peers or {ANONYMOUS}):
+            known = ", ".join(sorted(peers)) or ANONYMOUS
+            raise BadRequest(f"unknown peer {peer!r}; known are {known}", hint="")
+        name = handoff.agent
+        chosen = name or routes.choose(_name(peer), "", handoff.context_id, "")
+        agents = self._roster.agents
+        if chosen is None or chosen not in agents or not routes.allows(_name(peer), chosen):
+            raise BadRequest(f"peer {peer!r} does not reach the agent {name or 'main'!r}", hint="")
+        return agents[chosen]
+
+
+def create_handoffs(
+    settings: Settings,
+    roster: Roster,
+    tasks: TaskRegistry,
+    push: PushSender,
+    known: Callable[[], tuple[Collection[str], Chooses]],
+) -> Handoffs:
+    """`known` are the peers and the routes of the configuration as it is now."""
+    records = HandoffRecords(settings.handoffs_dir)
+    return Handoffs(records, roster, tasks, push, known=known, timeout=settings.handoff_timeout)
+
+
+def _name(peer: str) -> str:
+    return "" if peer == ANONYMOUS else peer
+
+
+def _call(handoff: Handoff) -> ServerCallContext:
+    return ServerCallContext(user=Caller(_name(handoff.peer), handoff.agent))
+
+
+async def _until_ended(log: TaskLog) -> None:
+    while not log.terminal and not log.left_open:
+        await log.wait(after=log.version)

@@ -1,0 +1,70 @@
+"""A Hermes, or a peer, that abuses deliveries."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import httpx
+import pytest
+from a2a.types import TaskPushNotificationConfig
+from a2a.utils.errors import A2AError
+
+from molecule_hermes.config import Settings
+from molecule_hermes.server.bridge import Bridge
+from molecule_hermes.transports.plugin.transport import PluginTransport
+from tests.support.peers import ask, peer
+from tests.support.pushing_plugin import SECRET, PushingPlugin, pushing_plugin
+from tests.support.waiting import until
+
+
+@pytest.fixture
+async def plugin() -> AsyncIterator[PushingPlugin]:
+    async with pushing_plugin() as plugin:
+        yield plugin
+
+
+@pytest.fixture
+async def bridge(settings: Callable[..., Settings], plugin: PushingPlugin) -> AsyncIterator[Bridge]:
+    transport = PluginTransport(plugin.url, secret=SECRET, tell_every=0.05)
+    given = settings(DRAIN_TIMEOUT=0, PUSH_HOSTS="127.0.0.1")
+    async with asyncio.timeout(60), Bridge(given, transport) as bridge:
+        await until(lambda: plugin.takes)
+        yield bridge
+
+
+async def test_a_flood_of_openings_leaves_no_more_tasks_than_allowed(
+    plugin: PushingPlugin, bridge: Bridge
+) -> None:
+    async with peer(bridge.url) as client:
+        await ask(client, "ping")
+        batches = [[plugin.opening(f"p{n}-{i}") for i in range(100)] for n in range(5)]
+        answers = await asyncio.gather(*(plugin.send(*batch) for batch in batches))
+        refused = [push for answer in answers for push in answer["refused"]]
+        assert len(refused) == 500 - 16
+        assert bridge.turns == 16
+        assert (await ask(client, "ping")).text == "pong"
+
+
+@pytest.mark.parametrize("wrong", ["", "x" * 24])
+async def test_nobody_without_the_secret_makes_a_delivery(
+    plugin: PushingPlugin, bridge: Bridge, wrong: str
+) -> None:
+    async with peer(bridge.url) as client:
+        await ask(client, "ping")
+    async with httpx.AsyncClient(headers={"X-Molecule-A2A-Secret": wrong}) as http:
+        answer = await http.post(plugin.callback_url, json=plugin.opening("p1"))
+    assert answer.status_code == 401
+    assert bridge.turns == 0
+
+
+async def test_a_peer_cannot_pose_as_a_webhook_of_the_operator(
+    plugin: PushingPlugin, bridge: Bridge
+) -> None:
+    async with peer(bridge.url) as client:
+        turn = await ask(client, "ping")
+        config = TaskPushNotificationConfig(
+            task_id=turn.task_id, id="channel:webhook", url="http://127.0.0.1:9/"
+        )
+        with pytest.raises(A2AError, match="reserved"):
+            await client.create_task_push_notification_config(config)
