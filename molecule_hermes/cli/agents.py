@@ -58,6 +58,14 @@ class Overview:
         yield from _columns([*rows, ("", "otherwise", f"→ {self._configuration.default}")])
         yield "peers"
         yield f"  {', '.join(self._peers) or 'none: callers need no token'}"
+        if any(peer.url for peer in self._configuration.peers.values()):
+            yield "other agents that they may ask"
+            yield from _columns(
+                [
+                    (each.name, ", ".join(self._calls(each)) or "none")
+                    for each in self._configuration.agents.values()
+                ]
+            )
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -89,6 +97,11 @@ class Overview:
     def _isolation(self, agent: AgentConfig) -> str:
         return self._configuration.isolation(agent.name, self._settings)
 
+    def _calls(self, agent: AgentConfig) -> list[str]:
+        """Whom the agent may ask for a peer that is none of them."""
+        peers = self._configuration.peers.values()
+        return [peer.name for peer in peers if peer.url and agent.may_call(peer.name, "")]
+
     def _agent(self, agent: AgentConfig) -> dict[str, Any]:
         remote = agent.hermes
         return {
@@ -96,6 +109,7 @@ class Overview:
             "title": agent.title,
             "description": agent.description,
             "isolation": self._isolation(agent),
+            "calls": self._calls(agent),
             "hermes": remote
             and {"plugin": remote.plugin, "api": remote.api, "profile": remote.profile},
         }

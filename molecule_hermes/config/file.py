@@ -70,6 +70,7 @@ class _Loader:
         default = self._default(found, agents)
         peers = self._peers(found.get("peers"), agents)
         routes = self._routes(found.get("routes"), agents, peers)
+        self._check_calls(found.get("agents"), agents, peers)
         return Configuration(
             agents=agents,
             routes=routes,
@@ -141,6 +142,19 @@ class _Loader:
                 "and takes all its requests"
             )
         return tuple(routes)
+
+    def _check_calls(
+        self,
+        section: Value | None,
+        agents: Mapping[str, AgentConfig],
+        peers: Mapping[str, PeerConfig],
+    ) -> None:
+        """Warns of patterns that no agent answers to."""
+        with_url = {name for name, peer in peers.items() if peer.url}
+        for name, value in section.entries("", _MAX_AGENTS).items() if section else ():
+            for pattern in agents[name].calls or ():
+                if not matches_one_of(pattern, with_url):
+                    self._warn(value, f"calls {pattern!r}, and no such peer has a url")
 
     def _warn(self, value: Value, what: str) -> None:
         self._warnings.append(str(value.error(what)))

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from molecule_hermes.cli.agents import Overview
 from molecule_hermes.cli.main import main
+from molecule_hermes.config import Settings
 
 SECRET = "the-token-of-carol-0123"
 TEXT = """
@@ -139,3 +141,14 @@ def test_without_a_file_there_is_one_agent_for_all(
         "peers",
         "  none: callers need no token",
     ]
+
+
+def test_the_agents_that_each_may_ask_are_listed(file: Path) -> None:
+    file.write_text(
+        "agents:\n  main: {}\n  quiet: {calls: []}\npeers:\n"
+        "  bee: {url: 'http://bee.example'}\n  wasp: {url: 'http://wasp.example'}\n"
+    )
+    overview = Overview(Settings.from_env({"MOLECULE_HERMES_CONFIG": str(file)}))
+    lines = list(overview.lines())
+    assert lines[-3:] == ["other agents that they may ask", "  main   bee, wasp", "  quiet  none"]
+    assert [each["calls"] for each in overview.as_json()["agents"]] == [["bee", "wasp"], []]

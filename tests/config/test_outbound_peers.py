@@ -90,3 +90,9 @@ def test_a_peers_place_in_the_file_does_not_make_it_another_peer() -> None:
     assert PeerConfig("x", url="http://x", source="a:1") == PeerConfig(
         "x", url="http://x", source="a:9"
     )
+
+
+def test_a_pattern_of_calls_that_no_agent_answers_to_is_a_warning(folder: Path) -> None:
+    text = "agents:\n  main: {calls: [bee, 'x*']}\npeers:\n  bee: {url: 'http://bee'}\n"
+    (warning,) = load(folder, text + "  xavier: {token_file: secret}\n").warnings
+    assert warning.endswith("agents.yaml:2: agents.main calls 'x*', and no such peer has a url")

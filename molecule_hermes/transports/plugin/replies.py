@@ -24,6 +24,7 @@ from molecule_hermes.turns.model import (
     SubagentProgress,
     TextDelta,
     ToolProgress,
+    Turn,
     TurnEvent,
     is_last,
 )
@@ -84,6 +85,12 @@ class Reply:
         """Adds an event of the bridge's own. After a last one, callbacks are stale."""
         if not self.ended:
             self._put(event)
+
+    def let_ask(self, turn: Turn) -> None:
+        """Lets the turn ask other agents, if it may. The peer sees what they say they do."""
+        if turn.outbound is not None:
+            conversation = turn.conversation
+            self.calls = turn.outbound.begin(conversation, lambda line: self.add(Notice(line)))
 
     def take(self, callback: Callback) -> Outcome:
         if self.ended or self._is_of_another(callback.agent):

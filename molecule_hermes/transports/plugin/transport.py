@@ -179,7 +179,8 @@ class PluginTransport:
         answered.
         """
         reply = self._replies.register(turn.message_id, agent=turn.agent)
-        self._let_ask(turn, reply)
+        if self._is_secret:  # else any process could ask in the turn's name
+            reply.let_ask(turn)
         sender = asyncio.create_task(self._send(turn, reply), name=f"plugin:{turn.message_id}")
         try:
             async with contextlib.aclosing(self._follow(turn, reply)) as events:
@@ -207,7 +208,8 @@ class PluginTransport:
             return Attached(self._follow(turn, opened))
         self._names[turn.message_id] = place.bridge
         reply = self._replies.register(turn.message_id, place.seq, turn.agent)
-        self._let_ask(turn, reply)
+        if self._is_secret:
+            reply.let_ask(turn)
         try:
             body = await self._post_attach(turn, reply) or await self._missing(place)
         except BaseException:
@@ -217,15 +219,6 @@ class PluginTransport:
         questions = body.get("questions")
         open_ones = frozenset(map(str, questions)) if isinstance(questions, list) else frozenset()
         return Attached(self._follow(turn, reply), open_ones)
-
-    def _let_ask(self, turn: Turn, reply: Reply) -> None:
-        """Without a secret, any process of the machine could ask in the turn's name."""
-        if turn.outbound is not None and self._is_secret:
-
-            def progress(line: str) -> None:
-                reply.add(Notice(line))
-
-            reply.calls = turn.outbound.begin(turn.conversation, progress)
 
     def lent(self, turn: Turn) -> AbstractAsyncContextManager[str]:
         return lent(self._client, turn)

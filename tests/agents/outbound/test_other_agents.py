@@ -10,7 +10,9 @@ import pytest
 from google.protobuf import json_format
 from pydantic import SecretStr
 
+from molecule_hermes.client.connection import message
 from molecule_hermes.config import PeerConfig
+from molecule_hermes.errors import AuthFailure, Forbidden
 from molecule_hermes.protocol.chain import CHAIN_URI, Chain, agent_id
 from molecule_hermes.wire import Attachment
 from tests.support.outbound import asking, begin
@@ -183,10 +185,14 @@ async def test_an_agent_that_is_in_the_chain_is_not_asked() -> None:
         assert (await begin(turn.calls, chain=Chain((), 4)).ask("other", "x"))["peer"] == "other"
 
 
-async def test_a_message_of_our_own_reaches_a_peer_that_is_there_a_little_later() -> None:
-    from molecule_hermes.client.connection import message
-
+async def test_a_message_of_our_own_is_sent_once_and_says_what_came_of_it() -> None:
     async with sdk_agent() as agent, asking(peer(agent)) as turn:
-        await turn.calls.send("other", message("echo this").message, agent="main")
-        (sent,) = agent.messages
-        assert CHAIN_URI in sent.metadata.fields
+        calls = turn.calls
+        await calls.send("other", message("echo this").message, agent="main")
+        assert CHAIN_URI in agent.messages[0].metadata.fields
+        agent.tokens.clear()
+        with pytest.raises(AuthFailure):
+            await calls.send("other", message("echo this").message, agent="main")
+        with pytest.raises(Forbidden):
+            await calls.send("another", message("echo this").message, agent="main")
+        assert len(agent.messages) == 1
