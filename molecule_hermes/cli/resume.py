@@ -28,6 +28,7 @@ from molecule_hermes.cli.handoff import no_bridge
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import StartError
 from molecule_hermes.hermes.process import LAUNCHER
+from molecule_hermes.hermes.process_tree import die_with_parent
 from molecule_hermes.server.operator import RESUMES_PATH, read_access
 
 __all__ = ["resume"]
@@ -106,6 +107,7 @@ def _opened(
         stdin=subprocess.DEVNULL,
         pass_fds=(handover,),
         start_new_session=True,
+        preexec_fn=die_with_parent,
     ) as process:
         yield process
 
@@ -137,6 +139,11 @@ def _opened_in_terminal(
     finally:
         termios.tcsetattr(0, termios.TCSADRAIN, before)
         os.close(master)
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    die_with_parent()
 
 
 def _copy_size(master: int) -> None:

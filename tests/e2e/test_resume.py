@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -70,47 +73,57 @@ async def test_the_cli_is_as_confined_as_the_agent(operator: Operator) -> None:
     assert "token" not in out.replace(text, "")
 
 
+@asynccontextmanager
+async def opened(operator: Operator, context: str, text: str) -> AsyncIterator[Process]:
+    """The command, once it has started Hermes's CLI."""
+    process = await asyncio.create_subprocess_exec(
+        *(*COMMAND, context, "-q", text),
+        env=operator.environ,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        await until(lambda: psutil.Process(process.pid).children(), 60)
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
 async def test_the_peers_messages_wait_while_the_cli_runs(operator: Operator) -> None:
     async with peer(operator.stack.url, token=TOKENS["alice"]) as client:
         await ask(client, "Hello", "waits")
-        text = "demo:slow=0.4\ndemo:words=20"
-        resumed = asyncio.create_task(operator.resume("waits", "-q", text))
-        try:
-
-            async def is_open() -> bool:
-                code, _, err = await operator.resume("waits", "-q", "Me, too")
-                return code == 1 and "mid-turn" in err
-
-            await until(is_open, 60)
+        async with opened(operator, "waits", "demo:slow=0.5\ndemo:words=30") as process:
+            code, _, err = await operator.resume("waits", "-q", "Me, too")
+            assert (code, "mid-turn" in err) == (1, True)
             turn = await ask(client, "Is it my turn?", "waits")
-            assert "waiting for its turn" in turn.progress
-            assert "word20" in turn.text
-        finally:
-            code, _, err = await resumed
-        assert code == 0, err
+            out, _ = await process.communicate()
+            assert process.returncode == 0
+    assert b"word29" in out
+    assert "waiting for its turn" in turn.progress
+    assert "demo:words=30" in turn.text
 
 
 async def test_a_cli_that_is_killed_lets_the_peer_go_on(operator: Operator) -> None:
     async with peer(operator.stack.url, token=TOKENS["alice"]) as client:
         await ask(client, "Hello", "killed")
-        process = await asyncio.create_subprocess_exec(
-            *COMMAND,
-            *("killed", "-q", "demo:hang"),
-            env=operator.environ,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
+        async with opened(operator, "killed", "demo:hang") as process:
+            waiting = asyncio.create_task(ask(client, "Still there?", "killed"))
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+            async with asyncio.timeout(60):
+                assert (await waiting).states[-1] == "COMPLETED"
 
-        async def is_open() -> bool:
-            code, _, err = await operator.resume("killed", "-q", "Me, too")
-            return code == 1 and "mid-turn" in err
 
-        await until(is_open, 60)
-        process.send_signal(signal.SIGKILL)
-        await process.wait()
-        async with asyncio.timeout(60):
-            assert (await ask(client, "Still there?", "killed")).states[-1] == "COMPLETED"
+async def test_no_conversation_is_opened_while_its_agent_works(operator: Operator) -> None:
+    async with peer(operator.stack.url, token=TOKENS["alice"]) as client:
+        await ask(client, "Hello", "works")
+        working = asyncio.create_task(ask(client, "demo:slow=0.5\ndemo:words=20", "works"))
+        code, _, err = await operator.resume("works", "-q", "Hello")
+        assert (code, "mid-turn" in err) == (1, True)
+        assert (await working).states[-1] == "COMPLETED"
 
 
 async def test_a_context_without_a_conversation_is_told(operator: Operator) -> None:
