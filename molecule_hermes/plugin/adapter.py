@@ -108,6 +108,7 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
         self._handoffs = Handoffs(self.gateway_runner, hermes_api.hermes_home() / _HANDOFFS)
         if not is_reconnect:
             await self._handoffs.restore()
+        self._handoffs.attach()
         if not await self._listen(settings):
             return False
         hermes_api.widen_executor(self.gateway_runner, settings.max_threads)
@@ -134,6 +135,7 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
         hermes_api.report_disconnected(self)
         self._hooks.detach(self)
         self._watch.detach()
+        self._handoffs.detach()
         self.leave_late_output()
         if self._folders is not None:
             self._folders.detach(self.gateway_runner)

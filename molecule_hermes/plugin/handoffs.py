@@ -17,6 +17,7 @@ from typing import Any
 from molecule_hermes.errors import BadRequest
 from molecule_hermes.plugin import hermes_api
 from molecule_hermes.plugin.hermes_api import Binding, NotBoundError
+from molecule_hermes.plugin.settings import PLATFORM
 from molecule_hermes.wire import Transcript
 
 __all__ = ["Handoffs"]
@@ -24,6 +25,12 @@ __all__ = ["Handoffs"]
 log = logging.getLogger(__name__)
 
 _MAX_RECORD = 4096
+
+
+_REFUSED = (
+    "it does not say to which peer; use `molecule-hermes handoff SESSION --to PEER` on the "
+    "bridge's machine"
+)
 
 
 class Handoffs:
@@ -52,6 +59,14 @@ class Handoffs:
         if failed:
             await hermes_api.unbind(self._runner, binding)
         await asyncio.to_thread(self._path(binding).unlink, missing_ok=True)
+
+    def attach(self) -> None:
+        """From now on, Hermes's own command for handoffs to our platform fails with a reason."""
+        hermes_api.refuse_requests(self._runner, PLATFORM, _REFUSED)
+
+    def detach(self) -> None:
+        if self._runner is not None:
+            hermes_api.allow_requests(self._runner)
 
     async def restore(self) -> None:
         """Puts right what a Hermes that died has left."""

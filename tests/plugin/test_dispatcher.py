@@ -8,6 +8,7 @@ from typing import Literal
 
 import pytest
 
+from molecule_hermes.errors import Busy
 from molecule_hermes.plugin.callbacks import OtherBridgeError
 from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.journal import Journal
@@ -22,6 +23,7 @@ from molecule_hermes.wire import (
     Context,
     Final,
     Inbound,
+    Lend,
     Notice,
     Steer,
     Steered,
@@ -77,6 +79,12 @@ class FakeGateway:
     async def stop(self, turn: Turn) -> None:
         self.stopped.append(turn.message_id)
         self.working.discard(turn.chat_id)
+
+    async def conclude(self, turn: Turn) -> None:
+        pass
+
+    async def open_session(self, lend: Lend) -> str:
+        return f"session of {lend.chat_id}"
 
     def release(self, turn: Turn) -> None:
         self.released.append(turn.message_id)
@@ -510,3 +518,33 @@ async def test_a_text_that_the_agent_did_not_read_is_reported_and_not_left_behin
     assert "new message" in notice.content
     assert final.content == "done"
     assert not harness.gateway.steers
+
+
+# Lending.
+
+
+def lend(seconds: int, lease: str = "l", chat_id: str = "c") -> Lend:
+    return Lend(chat_id, "peer", lease, seconds)
+
+
+async def test_a_message_waits_until_its_chat_is_given_back(harness: Harness) -> None:
+    assert await harness.dispatcher.lend(lend(20)) == "session of c"
+    assert await harness.dispatcher.lend(lend(20)) == "", "it is renewed"
+    harness.say("1")
+    harness.say("x", "other")
+    assert (await harness.started()).message_id == "x"
+    assert await harness.dispatcher.lend(lend(0)) == ""
+    assert (await harness.started()).message_id == "1"
+
+
+async def test_a_chat_with_a_turn_is_not_lent(harness: Harness) -> None:
+    harness.say("1")
+    await harness.started()
+    with pytest.raises(Busy):
+        await harness.dispatcher.lend(lend(20))
+
+
+async def test_a_chat_is_not_lent_twice(harness: Harness) -> None:
+    await harness.dispatcher.lend(lend(20))
+    with pytest.raises(Busy):
+        await harness.dispatcher.lend(lend(20, "other"))

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import sqlite3
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -121,6 +122,21 @@ async def test_a_session_whose_agent_is_at_work_is_refused(hermes: Hermes) -> No
     assert "mid-turn" in (await source(request))["error"]
     await going_on
     assert "error" not in await source(request)
+
+
+async def test_hermess_own_handoff_command_fails_and_says_what_to_do(hermes: Hermes) -> None:
+    session = await begun(hermes.home)
+    before = messages(hermes.home, session)
+    with sqlite3.connect(hermes.home / "state.db", timeout=10) as connection:  # as /handoff does
+        connection.execute(
+            "UPDATE sessions SET handoff_state = 'pending', handoff_platform = 'molecule_a2a' "
+            "WHERE id = ?",
+            (session,),
+        )
+    state = "SELECT handoff_state, handoff_error FROM sessions WHERE id = ?"
+    await until(lambda: rows(hermes.home, state, session)[0][0] == "failed", 60)
+    assert "molecule-hermes handoff" in rows(hermes.home, state, session)[0][1]
+    assert messages(hermes.home, session) == before
 
 
 async def test_a_hermes_that_died_in_the_turn_gives_the_chat_back(tmp_path: Path) -> None:

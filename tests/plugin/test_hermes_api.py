@@ -593,3 +593,41 @@ def test_hermes_delivers_the_results_of_cron_jobs_by_the_name_that_is_replaced()
 def test_hermes_asks_at_each_turn_whether_a_late_result_can_be_delivered() -> None:
     source = inspect.getsource(GatewayRunner._set_session_env)
     assert 'getattr(_adapter, "supports_async_delivery", True)' in source
+
+
+def test_the_names_of_handoffs_are_hermess(runner: Any) -> None:
+    import hermes_state
+
+    source = inspect.getsource(GatewayRunner._process_handoff)
+    for name in (
+        "get_or_create_session",
+        "switch_session",
+        "_evict_cached_agent",
+        "handoff_platform",
+    ):
+        assert name in source
+    assert "self._process_handoff(row)" in inspect.getsource(GatewayRunner._handoff_watcher)
+    assert callable(runner._session_key_for_source)
+    database = hermes_state.SessionDB
+    for name in ("import_sessions", "get_next_title_in_lineage", "delete_session", "get_messages"):
+        assert callable(getattr(database, name))
+    claim = inspect.getsource(database.request_handoff) + inspect.getsource(database.claim_handoff)
+    for words in ("handoff_state = 'running'", "handoff_error = NULL", "('completed', 'failed')"):
+        assert words in claim
+
+
+async def test_other_platforms_are_handed_over_by_hermes_itself(runner: Any) -> None:
+    seen = []
+
+    async def process(self: Any, row: Any) -> None:
+        seen.append(row)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GatewayRunner, "_process_handoff", process)
+        hermes_api.refuse_requests(runner, "molecule_a2a", "use the command")
+        with pytest.raises(RuntimeError, match="use the command"):
+            await runner._process_handoff({"handoff_platform": "Molecule_A2A"})
+        await runner._process_handoff({"handoff_platform": "telegram"})
+        hermes_api.allow_requests(runner)
+        await runner._process_handoff({"handoff_platform": "molecule_a2a"})
+    assert [row["handoff_platform"] for row in seen] == ["telegram", "molecule_a2a"]

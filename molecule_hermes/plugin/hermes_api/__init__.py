@@ -34,9 +34,11 @@ from molecule_hermes.plugin.hermes_api.gateway import (
 from molecule_hermes.plugin.hermes_api.handoffs import (
     Binding,
     NotBoundError,
+    allow_requests,
     bind,
     has_answer,
     open_session,
+    refuse_requests,
     unbind,
 )
 from molecule_hermes.plugin.hermes_api.jobs import live_jobs
@@ -88,6 +90,7 @@ __all__ = [
     "State",
     "add_event_handler",
     "agent_key_of",
+    "allow_requests",
     "answer_for_profile",
     "bind",
     "call_first",
@@ -118,6 +121,7 @@ __all__ = [
     "path_for_tools",
     "probe_environment",
     "profiles",
+    "refuse_requests",
     "remove_event_handler",
     "report_connected",
     "report_disconnected",

@@ -10,7 +10,16 @@ from typing import Any
 
 from molecule_hermes.wire import Transcript
 
-__all__ = ["Binding", "NotBoundError", "bind", "has_answer", "open_session", "unbind"]
+__all__ = [
+    "Binding",
+    "NotBoundError",
+    "allow_requests",
+    "bind",
+    "has_answer",
+    "open_session",
+    "refuse_requests",
+    "unbind",
+]
 
 
 class NotBoundError(Exception):
@@ -92,3 +101,25 @@ async def has_answer(runner: Any, binding: Binding) -> bool:
     messages = await runner._session_db.get_messages(binding.session_id)
     last = messages[-1] if messages else {}
     return last.get("role") == "assistant" and not last.get("tool_calls")
+
+
+def refuse_requests(runner: Any, platform: str, reason: str) -> None:
+    """Has Hermes's own `/handoff PLATFORM` fail with the reason.
+
+    `GatewayRunner._process_handoff` (gateway/run.py:8188) would run the agent outside of the
+    plugin's turns and lose its answer, and call that completed. It raises for a handoff that
+    failed, and `_handoff_watcher` (run.py:8138) shows why at the terminal.
+    """
+    process = type(runner)._process_handoff
+
+    async def refuse(row: Any) -> None:
+        if str(row.get("handoff_platform") or "").strip().lower() == platform:
+            raise RuntimeError(reason)
+        await process(runner, row)
+
+    runner._process_handoff = refuse
+
+
+def allow_requests(runner: Any) -> None:
+    """Undoes `refuse_requests`."""
+    vars(runner).pop("_process_handoff", None)
