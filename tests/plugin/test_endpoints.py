@@ -89,7 +89,7 @@ async def test_a_check_says_whether_the_bridge_takes_deliveries_from_now_on(door
     body = {"callback_url": "http://127.0.0.1:1/", "bridge": "b", "deliveries": True}
     headers = {SECRET_HEADER: "s3cret"}
     async with door.client.post(CHECK_PATH, json=body, headers=headers) as response:
-        assert await response.json() == {"ok": True, "toolsets": True, "deliveries": True}
+        assert (await response.json())["deliveries"] is True
     assert (receiver.url, receiver.bridge) == ("http://127.0.0.1:1/", "b")
     # An address that is not allowed, or a wrong secret, changes nothing.
     elsewhere = {**body, "callback_url": "http://192.0.2.1:1/"}
@@ -101,5 +101,5 @@ async def test_a_check_says_whether_the_bridge_takes_deliveries_from_now_on(door
     async with door.client.post(
         CHECK_PATH, json={**body, "deliveries": False}, headers=headers
     ) as response:
-        assert await response.json() == {"ok": True, "toolsets": True}
+        assert "deliveries" not in await response.json()
     assert not receiver.takes
