@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,14 @@ from molecule_hermes.client.connection import message
 from molecule_hermes.hermes.demo_model import demo_model
 from molecule_hermes.protocol.reply import artifact_text
 from tests.e2e.test_kept_worker import SECRETS, killed_at_the_end
+from tests.support.deliveries import background, call
 from tests.support.peers import Turn, ask, peer, send, state
 from tests.support.serving import serve
 from tests.support.stack import Stack, environment, processes, up
 from tests.support.waiting import until
+
+_DOWN_FOR = float(os.environ.get("MOLECULE_TEST_DOWNTIME", "1"))
+"""Seconds for which no bridge runs."""
 
 
 @pytest.fixture
@@ -80,8 +86,34 @@ async def webhook() -> AsyncIterator[Hook]:
 async def start_job(client: Client, mark: str, seconds: float, hook: Hook, context: str) -> Turn:
     """Has the agent start a job that says the mark at its end."""
     command = f"sleep {seconds} # {mark}\necho said-{mark}"
-    arguments = {"command": command, "background": True, "notify_on_complete": True}
-    request = message(f"demo:call=terminal {json.dumps(arguments)}", context)
+    return await start(client, background(command), hook, context)
+
+
+async def start_each(client: Client, hook: Hook) -> dict[str, Turn]:
+    """Starts something for each cause of a delivery, each in a context of its own."""
+    soon = (datetime.now(UTC) + timedelta(seconds=2)).isoformat()
+    words = {
+        "process": background("sleep 2; echo said-process"),
+        "pattern": background(
+            "sleep 2; echo said-pattern; sleep 60",
+            notify_on_complete=False,
+            watch_patterns=["said-pattern"],
+        ),
+        "subagent": call("delegate_task", goal="demo:say said-subagent", background=True),
+        "cron": call(
+            "cronjob",
+            action="create",
+            prompt="demo:say said-cron",
+            schedule=soon,
+            name="the report",
+            deliver="origin",
+        ),
+    }
+    return {name: await start(client, text, hook, name) for name, text in words.items()}
+
+
+async def start(client: Client, text: str, hook: Hook, context: str) -> Turn:
+    request = message(text, context)
     config = TaskPushNotificationConfig(url=hook.url)
     request.configuration.task_push_notification_config.CopyFrom(config)
     return await send(client, request)
@@ -172,6 +204,26 @@ def state_of(turn: Turn) -> str:
 
 async def in_order(client: Client) -> list[Task]:
     return list(reversed(await deliveries(client, 2)))
+
+
+async def test_each_cause_of_a_delivery_reaches_the_peer_once_though_the_bridge_was_down(
+    environ: dict[str, str],
+) -> None:
+    async with killed_at_the_end() as left, webhook() as hook:
+        async with up(environ) as stack, peer(stack.url) as client:
+            left.append(psutil.Process(stack.hermes_pid()))
+            turns = await start_each(client, hook)
+            await stack.stop(signal.SIGKILL)
+        await asyncio.sleep(_DOWN_FOR)
+        async with up(environ) as stack, peer(stack.url) as client:
+            await ask(client, "hello")  # Hermes looks for patterns when some turn ends
+            await agree(environ, stack, client, hook, list(turns.values()))
+            found = {task.context_id: task for task in await deliveries(client, len(turns))}
+        for name, turn in turns.items():
+            assert list(found[name].metadata["referenceTaskIds"]) == [turn.task_id]
+            assert f"said-{name}" in artifact_text(found[name])
+            cause = "cron" if name == "cron" else "background"
+            assert found[name].metadata["cause"] == cause
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
