@@ -293,6 +293,19 @@ async def test_an_endless_line_is_ended() -> None:
     assert "more than" in found["error"]["message"]
 
 
+async def test_no_cookie_of_an_agent_is_kept() -> None:
+    seen: list[str] = []
+
+    async def rpc(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("Cookie", ""))
+        return web.Response(status=500, headers={"Set-Cookie": "mark=1; Path=/"})
+
+    async with agent(rpc) as peer, asking(peer) as turn:
+        await turn.ask("other", "one")
+        await turn.ask("other", "two")
+    assert seen == ["", ""]
+
+
 async def test_a_huge_answer_is_refused_and_the_bridge_goes_on() -> None:
     async with sdk_agent() as other:
         peer = PeerConfig("other", url=other.url, bearer=SecretStr(TOKEN))

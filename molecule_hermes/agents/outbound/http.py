@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import cast
 
 import httpx
@@ -64,6 +65,8 @@ def create_client(timeout: float) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=_CONNECTIONS)
     return httpx.AsyncClient(
         transport=_Bounded(httpx.AsyncHTTPTransport(limits=limits, retries=0)),
+        # Cookies know no ports: one agent's would go to another on the same host.
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
         headers={"User-Agent": f"molecule-hermes/{__version__}", "Accept-Encoding": "identity"},
         timeout=httpx.Timeout(timeout, connect=_CONNECT),
         follow_redirects=False,
