@@ -224,7 +224,9 @@ class OutboundTurn:
     ) -> None:
         """Returns when the task rests, or, unless it `waits`, when the agent has taken it."""
         with ProgressLines(remote.name, self._progress) as lines:
-            events = remote.send(message, immediately=not waits)
+            # Without a stream the answer would be the first word of the task: too late to cancel it.
+            streams = (await remote.card()).capabilities.streaming
+            events = remote.send(message, immediately=not waits or not streams)
             async with contextlib.aclosing(events):
                 try:
                     async for event in events:

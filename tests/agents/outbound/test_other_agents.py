@@ -108,8 +108,10 @@ async def test_progress_is_shown_once_and_the_caller_can_end_the_wait() -> None:
         await until(lambda: agent.canceled)
 
 
-async def test_the_end_of_a_turn_cancels_what_it_waits_for() -> None:
-    async with sdk_agent() as agent, asking(peer(agent)) as turn:
+@each_version
+@each_way
+async def test_the_end_of_a_turn_cancels_what_it_waits_for(version: str, streaming: bool) -> None:
+    async with sdk_agent(version, streaming=streaming) as agent, asking(peer(agent)) as turn:
         waiting = asyncio.create_task(turn.ask("other", "wait a while"))
         await until(lambda: agent.messages)
         await turn.turn.close(completed=False)
