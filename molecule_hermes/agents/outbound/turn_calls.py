@@ -224,7 +224,7 @@ class OutboundTurn:
     ) -> None:
         """Returns when the task rests, or, unless it `waits`, when the agent has taken it."""
         with ProgressLines(remote.name, self._progress) as lines:
-            # Without a stream the answer would be the first word of the task: too late to cancel it.
+            # Without a stream, the answer would be the first word of it: too late to cancel it.
             streams = (await remote.card()).capabilities.streaming
             events = remote.send(message, immediately=not waits or not streams)
             async with contextlib.aclosing(events):
