@@ -8,10 +8,14 @@ acceptance has to repeat them.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import aiohttp
+
+from molecule_hermes.errors import TurnFailure
 from molecule_hermes.transports.plugin.client import PluginClient, too_old_for
 from molecule_hermes.turns.model import Turn
 from molecule_hermes.wire import CHECK_PATH, PROFILE_REFUSED, Check
@@ -33,6 +37,8 @@ class Served:
         self._bridge = bridge
         self._deliveries = deliveries
         self._url = url
+        self._telling = asyncio.Event()
+        """Set once there is something to agree on."""
         self._told: tuple[str, bool] = ("", False)
         """The run of the plugin that was last told whether deliveries are taken, and what."""
         self._known: dict[str, str] = {}
@@ -75,9 +81,19 @@ class Served:
         if turn.profile not in self._known:
             raise too_old_for("toolsets")
 
-    async def tell(self, profile: str) -> None:
-        """Tells the plugin whether deliveries are taken, unless its present run knows. Raises what
-        `check` and `PluginClient.health` raise."""
+    def wake(self) -> None:
+        """From now on, each run of the plugin is told whether deliveries are taken."""
+        self._telling.set()
+
+    async def keep_told(self, profile: str, every: float) -> None:
+        """Tells each run of the plugin, also while there is no turn."""
+        await self._telling.wait()
+        while True:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, TurnFailure):
+                await self._tell(profile)
+            await asyncio.sleep(every)
+
+    async def _tell(self, profile: str) -> None:
         await self._client.health(timeout=3.0)
         if self._told != (self._client.instance, self._deliveries()):
             await self.check(profile)

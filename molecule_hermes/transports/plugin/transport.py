@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NoReturn, Self
 
@@ -33,8 +33,8 @@ from molecule_hermes.transports.plugin.messages import inbound_of
 from molecule_hermes.transports.plugin.openings import Openings
 from molecule_hermes.transports.plugin.replies import Replies, Reply
 from molecule_hermes.transports.plugin.served import Served
-from molecule_hermes.transports.plugin.signs import SignsOfLife
 from molecule_hermes.transports.plugin.steering import NOT_THERE, steered_of, until
+from molecule_hermes.transports.plugin.watcher import Watcher
 from molecule_hermes.turns.features import features_of
 from molecule_hermes.turns.model import (
     Canceled,
@@ -64,8 +64,6 @@ __all__ = ["PluginTransport"]
 logger = logging.getLogger(__name__)
 
 _SENDS = 5
-_REFUSED_LIMIT = 2
-"""After this many refused connections in a row, Hermes counts as dead."""
 
 
 class _TooOld(Interrupted):
@@ -110,8 +108,6 @@ class PluginTransport:
         self._is_secret = bool(secret)
         self._patient = patient
         self._attach_for = attach_for
-        self._silent_for = silent_for
-        self._watch_every = watch_every
         self._profile = profile
         self._served = Served(
             self._client,
@@ -120,16 +116,15 @@ class PluginTransport:
             deliveries=lambda: self._openings.wanted,
         )
         self._tell_every = tell_every
-        self._telling = asyncio.Event()
-        """Set while deliveries may have to be agreed on with the plugin."""
-        self._teller: asyncio.Task[None] | None = None
         self._backoff = backoff
         self._accepted: dict[str, str] = {}
         """The plugin instance that accepted each message."""
+        self._watcher = Watcher(
+            self._client, self._replies, self._accepted, every=watch_every, silent_for=silent_for
+        )
         self._leaves_turns = False
-        self._pending = asyncio.Event()
         self._sending = asyncio.Semaphore(CONNECTIONS)
-        self._watcher: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def pending(self) -> int:
@@ -146,16 +141,18 @@ class PluginTransport:
     async def __aenter__(self) -> Self:
         await self._server.__aenter__()
         await self._client.__aenter__()
-        self._watcher = asyncio.create_task(self._watch(), name="plugin-watcher")
-        self._teller = asyncio.create_task(self._tell(), name="plugin-teller")
+        telling = self._served.keep_told(self._profile, self._tell_every)
+        self._tasks = [
+            asyncio.create_task(self._watcher.run(), name="plugin-watcher"),
+            asyncio.create_task(telling, name="plugin-teller"),
+        ]
         return self
 
     async def __aexit__(self, *error: object) -> None:
         self._replies.end_all(Draining())
-        for task in filter(None, (self._watcher, self._teller)):
+        for task in self._tasks:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._openings.aclose()
         await self._server.__aexit__(*error)
         await self._client.__aexit__(*error)
@@ -198,7 +195,7 @@ class PluginTransport:
 
     def take_deliveries(self, receiver: Receiver) -> None:
         self._openings.receiver = receiver
-        self._telling.set()
+        self._served.wake()
 
     async def attach(self, turn: Turn, place: Place) -> Attached:
         if place.address != self._client.base_url:
@@ -227,7 +224,7 @@ class PluginTransport:
         self._leaves_turns = True
 
     async def _follow(self, turn: Turn, reply: Reply) -> AsyncGenerator[TurnEvent, None]:
-        self._pending.set()
+        self._watcher.wake()
         completed = False
         try:
             while True:
@@ -401,47 +398,3 @@ class PluginTransport:
                 return (await self._client.post(CANCEL_PATH, cancel))[0] == 200
         except (aiohttp.ClientError, TimeoutError, TurnFailure):
             return False
-
-    async def _tell(self) -> None:
-        """Agrees with each run of Hermes on deliveries, also while there is no turn."""
-        await self._telling.wait()
-        while True:
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, TurnFailure):
-                await self._served.tell(self._profile)
-            await asyncio.sleep(self._tell_every)
-
-    async def _watch(self) -> None:
-        """Ends the turns of a Hermes that died, within seconds.
-
-        After kill -9 there is no final callback, and a restarted Hermes does not know the message.
-        """
-        refused, signs = 0, SignsOfLife(self._replies)
-        while True:
-            await self._pending.wait()
-            # A message that is accepted during the check may be with the next Hermes.
-            accepted = dict(self._accepted)
-            if not accepted:
-                refused = 0
-                signs.seen()
-            try:
-                instance = str((await self._client.health(timeout=5.0)).get("instance", ""))
-                refused = 0
-                signs.seen()
-                self._interrupt_unless(instance, accepted)
-            except aiohttp.ClientConnectorError:
-                refused += 1
-            except (aiohttp.ClientError, TimeoutError, ValueError, TurnFailure):
-                # Something listens again, so the refused connections were another Hermes's.
-                refused = 0
-            if refused >= _REFUSED_LIMIT or signs.seconds_ago() > self._silent_for:
-                self._interrupt_unless(None, accepted)
-            if not len(self._replies):
-                self._pending.clear()
-            await asyncio.sleep(self._watch_every)
-
-    def _interrupt_unless(self, instance: str | None, accepted: Mapping[str, str]) -> None:
-        """Ends every turn that was accepted by another instance than the one that runs now."""
-        for message_id, accepted_by in accepted.items():
-            reply = self._replies.get(message_id)
-            if reply is not None and accepted_by != instance:
-                reply.add(Failed(Interrupted("Hermes died during the turn")))
