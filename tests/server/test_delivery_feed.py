@@ -435,7 +435,7 @@ def test_whatever_happens_a_client_gets_every_event_once(steps: list[str]) -> No
                 events = None
             elif step == "read":
                 wake = asyncio.Event()
-                events = feed._events(["alice"], int(cursor), wake)
+                events = feed.events(["alice"], int(cursor), wake)
                 async with contextlib.aclosing(events):
                     await read()
         assert seen == expected
