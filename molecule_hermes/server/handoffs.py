@@ -68,6 +68,7 @@ class Handoffs:
         self._watches = contextlib.ExitStack()
         """Of the webhooks of tasks that an earlier bridge has left."""
         self._closing = False
+        self._never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def recall(self) -> None:
         """Looks for what an earlier bridge has left, before its tasks are taken over."""
@@ -201,6 +202,9 @@ class Handoffs:
         self, handoff: Handoff, call: ServerCallContext, arrivals: Arrivals | None
     ) -> None:
         """Raises a `TurnFailure` unless the task has completed and its webhooks have taken that."""
+        log = self._tasks.log(handoff.task_id, call)
+        if log is not None and log.left_open:
+            await self._never  # the next bridge goes on with it
         task = await self._tasks.get(handoff.task_id, call)
         if task is None:
             raise StorageFailure()

@@ -1,0 +1,164 @@
+"""Handoffs in the bridge: whose, when they are refused, and what counts as arrived."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hermes_state import SessionDB
+from pydantic import SecretStr
+
+from molecule_hermes.config import AgentConfig, Configuration, PeerConfig, Settings, Webhook
+from molecule_hermes.errors import Unreachable
+from molecule_hermes.server.bridge import Bridge
+from molecule_hermes.server.handoff_records import Handoff, HandoffRecords
+from molecule_hermes.server.operator import HANDOFFS_PATH, read_access
+from molecule_hermes.turns.features import features_of
+from molecule_hermes.turns.model import Completed
+from tests.server.test_delivery_feed import ends, webhook
+from tests.support.fakes import ScriptedTransport
+from tests.support.waiting import until
+
+ANN = "ann-token-of-the-tests"
+TOKENS = f"ann:{ANN},bob:bob-token-of-the-tests"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """The operator's Hermes, with a session."""
+    folder = tmp_path / "operator"
+    folder.mkdir()
+    database = SessionDB(folder / "state.db")
+    database.create_session("s1", "cli")
+    database.append_message("s1", "user", "hello")
+    database.append_message("s1", "assistant", "hi")
+    database.close()
+    return folder
+
+
+def state(home: Path, session: str = "s1") -> dict[str, Any]:
+    database = SessionDB(home / "state.db")
+    try:
+        return dict(database.get_handoff_state(session) or {})
+    finally:
+        database.close()
+
+
+async def handed(settings: Settings, folder: Path, **asked: str) -> Handoff:
+    """The handoff when it is over."""
+    access = read_access(settings.state_dir)
+    assert access is not None
+    body = {"session": "s1", "peer": "ann", "home": str(folder), **asked}
+    headers = {"Authorization": f"Bearer {access[1]}"}
+    async with httpx.AsyncClient() as http:
+        answer = await http.post(access[0] + HANDOFFS_PATH, json=body, headers=headers)
+        assert answer.status_code == 202
+    records, name = HandoffRecords(settings.handoffs_dir), answer.json()["id"]
+
+    def over() -> Handoff | None:
+        found = records.find(name)
+        return found if found is not None and found.is_over else None
+
+    handoff: Handoff = await until(over, 30)
+    return handoff
+
+
+@pytest.mark.parametrize(("status", "ended"), [(200, "completed"), (403, "failed")])
+async def test_completed_means_that_the_peers_webhook_has_taken_it(
+    settings: Callable[..., Settings], home: Path, status: int, ended: str
+) -> None:
+    known = settings(PEER_TOKENS=TOKENS)
+    async with webhook(status) as (url, got):
+        hook = Webhook(url, SecretStr("hook-token"))
+        configuration = Configuration(
+            agents={"main": AgentConfig()}, peers={"ann": PeerConfig("ann", webhook=hook)}
+        )
+        transport = ScriptedTransport(Completed("I go on here"))
+        async with Bridge(known, transport, configuration=configuration):
+            handoff = await handed(known, home)
+    assert (handoff.state, bool(handoff.reason)) == (ended, ended == "failed")
+    assert ends(got) == [handoff.task_id]
+    assert state(home)["state"] == ended
+    (turn,) = transport.turns
+    assert turn.peer == "ann"
+    assert turn.handoff is not None
+    assert [each["content"] for each in turn.handoff.messages] == ["hello", "hi"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"peer": "carol"}, "unknown peer"),
+        ({"agent": "other"}, "does not reach the agent"),
+        ({"session": "s2"}, "there is no session"),
+        ({"home": "/nonexistent"}, "has no sessions"),
+    ],
+)
+async def test_what_cannot_be_handed_over_fails_with_the_reason(
+    settings: Callable[..., Settings], home: Path, asked: dict[str, str], reason: str
+) -> None:
+    known = settings(PEER_TOKENS=TOKENS)
+    transport = ScriptedTransport(Completed("I go on here"))
+    async with Bridge(known, transport):
+        handoff = await handed(known, home, **asked)
+    assert handoff.state == "failed"
+    assert reason in handoff.reason
+    assert state(home)["state"] is None
+    assert transport.turns == []
+
+
+async def test_an_agent_that_cannot_be_reached_takes_no_handoff(
+    settings: Callable[..., Settings], home: Path
+) -> None:
+    known = settings(PEER_TOKENS=TOKENS)
+    transport = ScriptedTransport(Completed("I go on here"))
+    transport.failure = Unreachable("the plugin does not answer")
+    async with Bridge(known, transport):
+        assert "does not answer" in (await handed(known, home)).reason
+        transport.failure = None
+        transport.features = features_of("chat")
+        assert "over chat completions" in (await handed(known, home)).reason
+    assert state(home)["state"] is None
+
+
+async def test_a_bridge_that_is_stopped_ends_its_handoffs(
+    settings: Callable[..., Settings], home: Path
+) -> None:
+    known = settings(PEER_TOKENS=TOKENS, DRAIN_TIMEOUT=0)
+    transport = ScriptedTransport(asyncio.Event())
+    async with Bridge(known, transport):
+        handing = asyncio.create_task(handed(known, home))
+        await until(lambda: transport.turns, 30)
+    handoff = await handing
+    assert handoff.state == "failed"
+    assert state(home)["state"] == "failed"
+
+
+async def test_a_handoff_that_a_bridge_left_before_its_task_fails(
+    settings: Callable[..., Settings], home: Path
+) -> None:
+    known = settings(PEER_TOKENS=TOKENS)
+    records = HandoffRecords(known.handoffs_dir)
+    left = Handoff("s1", "ann", "main", "ctx", str(home), claimed=True)
+    records.save(left)
+    async with Bridge(known, ScriptedTransport()):
+        await until(lambda: (found := records.find(left.id)) is not None and found.is_over, 30)
+    found = records.find(left.id)
+    assert found is not None
+    assert "restarted" in found.reason
+
+
+def test_only_the_last_handoffs_are_kept(tmp_path: Path) -> None:
+    records = HandoffRecords(tmp_path, keep=2)
+    for number in range(4):
+        handoff = Handoff("s", "ann", "", "ctx", "/home", began=f"2026-01-0{number + 1}")
+        handoff.end("")
+        records.save(handoff)
+    open_one = Handoff("s", "ann", "", "ctx", "/home", began="2025-01-01")
+    records.save(open_one)
+    records.prune()
+    assert [each.began for each in records] == ["2025-01-01", "2026-01-03", "2026-01-04"]
