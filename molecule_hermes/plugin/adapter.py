@@ -82,6 +82,8 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
         self._kept = KeptFiles(Path(get_document_cache_dir()))
         self._sweeper = Sweeper(self._kept.sweep)
         self._handoffs = Handoffs(None, Path())
+        self._lent: dict[str, str] = {}
+        """By chat: the session that its operator has gone on with since its last turn."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._cron = CronDeliveries(self._dispatcher.deliveries)
 
@@ -203,6 +205,7 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
             hermes_api.answer_for_profile(self.gateway_runner, profile, self)
         self._hooks.policy.begin(turn.message_id, turn.inbound.toolsets)
         self._peer_tools.offer(turn)
+        await self.close_session(turn.chat_id)
         if (handed := turn.inbound.handoff) is not None:
             await self._handoffs.begin(turn.message_id, self._source(turn), handed)
         log.info("%s from %s begins", turn, turn.inbound.peer_id)
@@ -222,6 +225,7 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
         await self.pass_on(event)
 
     async def open_session(self, lend: Lend) -> str:
+        await self.close_session(lend.chat_id)
         source = self.build_source(
             chat_id=lend.chat_id,
             chat_name=lend.peer_name or lend.peer_id,
@@ -230,7 +234,13 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
             user_name=lend.peer_name or lend.peer_id,
         )
         source = replace(source, profile=lend.profile) if lend.profile else source
-        return await hermes_api.open_session(self.gateway_runner, source)
+        session_id = await hermes_api.open_session(self.gateway_runner, source)
+        self._lent[lend.chat_id] = session_id
+        return session_id
+
+    async def close_session(self, chat_id: str) -> None:
+        if session_id := self._lent.pop(chat_id, ""):
+            await hermes_api.reopen_session(self.gateway_runner, session_id)
 
     async def conclude(self, turn: Turn) -> None:
         if turn.is_handoff:

@@ -172,7 +172,9 @@ class Dispatcher:
         """Keeps the turns of a chat waiting. Returns the id of its session in Hermes; raises `Busy`
         if it is in use."""
         if not lend.seconds:
-            self._lending.give_back(lend.chat_id, lend.lease)
+            if self._lending.has(lend.chat_id, lend.lease):
+                await self._gateway.close_session(lend.chat_id)
+                self._lending.give_back(lend.chat_id, lend.lease)
             return ""
         renewed = self._lending.is_lent(lend.chat_id)
         if not renewed and self._ledger.is_busy(lend.chat_id):

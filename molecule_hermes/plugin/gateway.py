@@ -37,6 +37,9 @@ class Gateway(Protocol):
     async def open_session(self, lend: Lend) -> str:
         """The id of the chat's session. What is said in it from here on, the next turn knows."""
 
+    async def close_session(self, chat_id: str) -> None:
+        """The chat is no longer lent."""
+
     async def conclude(self, turn: Turn) -> None:
         """The turn has ended, and the next of its chat has not begun."""
 

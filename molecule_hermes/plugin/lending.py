@@ -21,12 +21,15 @@ class Lending:
 
     def lend(self, chat_id: str, lease: str, seconds: float) -> None:
         """Raises `Busy` if the chat is lent under another lease."""
-        if self.is_lent(chat_id) and self._lent[chat_id][0] != lease:
+        if self.is_lent(chat_id) and not self.has(chat_id, lease):
             raise Busy("the conversation is open in another terminal")
         self._lent[chat_id] = (lease, self._clock() + seconds)
 
+    def has(self, chat_id: str, lease: str) -> bool:
+        return self.is_lent(chat_id) and self._lent[chat_id][0] == lease
+
     def give_back(self, chat_id: str, lease: str) -> None:
-        if self._lent.get(chat_id, ("", 0.0))[0] == lease:
+        if self.has(chat_id, lease):
             del self._lent[chat_id]
 
     def is_lent(self, chat_id: str) -> bool:

@@ -155,5 +155,8 @@ async def test_the_operator_talks_at_a_terminal(operator: Operator) -> None:
             await terminal.shows("Earlier in this conversation you said: I like plums")
             terminal.type("/exit\r")
             assert await terminal.ends() == 0
+        code, again, err = await operator.resume("typed", "-q", "And now?")
+        assert code == 0, err
+        assert "Pears" in again
         said = (await ask(client, "What do we like?", "typed")).text
         assert "Pears" in said

@@ -86,6 +86,9 @@ class FakeGateway:
     async def open_session(self, lend: Lend) -> str:
         return f"session of {lend.chat_id}"
 
+    async def close_session(self, chat_id: str) -> None:
+        pass
+
     def release(self, turn: Turn) -> None:
         self.released.append(turn.message_id)
 

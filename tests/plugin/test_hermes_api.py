@@ -611,6 +611,8 @@ def test_the_names_of_handoffs_are_hermess(runner: Any) -> None:
     database = hermes_state.SessionDB
     for name in ("import_sessions", "get_next_title_in_lineage", "delete_session", "get_messages"):
         assert callable(getattr(database, name))
+    for name in ("reopen_session", "get_compression_tip", "end_session"):
+        assert callable(getattr(database, name))
     claim = inspect.getsource(database.request_handoff) + inspect.getsource(database.claim_handoff)
     for words in ("handoff_state = 'running'", "handoff_error = NULL", "('completed', 'failed')"):
         assert words in claim

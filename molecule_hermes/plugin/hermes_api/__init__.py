@@ -39,6 +39,7 @@ from molecule_hermes.plugin.hermes_api.handoffs import (
     has_answer,
     open_session,
     refuse_requests,
+    reopen_session,
     unbind,
 )
 from molecule_hermes.plugin.hermes_api.jobs import live_jobs
@@ -123,6 +124,7 @@ __all__ = [
     "profiles",
     "refuse_requests",
     "remove_event_handler",
+    "reopen_session",
     "report_connected",
     "report_disconnected",
     "report_fatal",

@@ -18,6 +18,7 @@ __all__ = [
     "has_answer",
     "open_session",
     "refuse_requests",
+    "reopen_session",
     "unbind",
 ]
 
@@ -93,6 +94,17 @@ async def open_session(runner: Any, source: Any) -> str:
     entry = await runner.async_session_store.get_or_create_session(source)
     runner._evict_cached_agent(str(runner._session_key_for_source(source)))
     return str(entry.session_id)
+
+
+async def reopen_session(runner: Any, session_id: str) -> None:
+    """Undoes that a CLI ended the session when it was closed.
+
+    A chat whose session has ended gets a new one (gateway/session.py:1945). `reopen_session`
+    (hermes_state.py:2377), of the session in which the conversation goes on after a compression
+    (`get_compression_tip`, hermes_state.py:3585).
+    """
+    database = runner._session_db
+    await database.reopen_session(await database.get_compression_tip(session_id) or session_id)
 
 
 async def has_answer(runner: Any, binding: Binding) -> bool:
