@@ -94,6 +94,12 @@ class OwnSettings(BaseModel):
         "seconds within which a conversation must arrive at the peer that it is handed over to, up "
         "to 3600",
     )
+    handoff_to: str = own(
+        "HANDOFF_TO",
+        "",
+        "PEER or PEER/CONTEXT: to whom `/handoff molecule_a2a` in Hermes's own CLI hands a "
+        "conversation over; without a CONTEXT each gets a new one",
+    )
     isolation: Literal["shared", "peer"] | None = own(
         "ISOLATION",
         None,

@@ -35,9 +35,10 @@ async def claim(home: Path, session: str, target: str) -> Transcript:
         raise BadRequest(f"the session is too long to be handed over: {error}", hint="") from error
 
 
-async def settle(home: Path, target: str, error: str = "") -> None:
-    """Ends the handoff to the target; it failed if there is an error. Raises `BadRequest`."""
-    await _ask(home, do="settle", target=target, error=error)
+async def settle(home: Path, target: str, error: str = "", session: str = "") -> None:
+    """Ends the handoff to the target, of this session if one is named; it failed if there is an
+    error. Raises `BadRequest`."""
+    await _ask(home, do="settle", target=target, error=error, session=session)
 
 
 async def _ask(home: Path, **request: str) -> Mapping[str, Any]:

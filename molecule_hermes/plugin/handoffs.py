@@ -27,10 +27,8 @@ log = logging.getLogger(__name__)
 _MAX_RECORD = 4096
 
 
-_REFUSED = (
-    "it does not say to which peer; use `molecule-hermes handoff SESSION --to PEER` on the "
-    "bridge's machine"
-)
+_REQUEST_WITHIN = 90.0
+"""Seconds within which a bridge ends what Hermes's CLI asks for."""
 
 
 class Handoffs:
@@ -61,12 +59,12 @@ class Handoffs:
         await asyncio.to_thread(self._path(binding).unlink, missing_ok=True)
 
     def attach(self) -> None:
-        """From now on, Hermes's own command for handoffs to our platform fails with a reason."""
-        hermes_api.refuse_requests(self._runner, PLATFORM, _REFUSED)
+        """From now on, the bridge does what Hermes's own command for handoffs asks for."""
+        hermes_api.take_requests(self._runner, PLATFORM, within=_REQUEST_WITHIN)
 
     def detach(self) -> None:
         if self._runner is not None:
-            hermes_api.allow_requests(self._runner)
+            hermes_api.leave_requests(self._runner)
 
     async def restore(self) -> None:
         """Puts right what a Hermes that died has left."""

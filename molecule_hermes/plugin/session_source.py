@@ -37,7 +37,8 @@ def _answer(home: Path, request: dict[str, Any]) -> dict[str, Any]:
     with open_sessions(home) as sessions:
         if request["do"] == "claim":
             return sessions.claim(str(request["session"]), str(request["target"])).to_json()
-        sessions.settle(str(request["target"]), str(request["error"]))
+        named = (str(request[name]) for name in ("target", "error", "session"))
+        sessions.settle(*named)
         return {}
 
 

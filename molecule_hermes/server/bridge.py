@@ -141,6 +141,7 @@ class Bridge:
         self._take_deliveries()
         await recovery.take_over(store.unfinished)
         await stack.enter_async_context(handoffs)
+        handoffs.follow(self._settings.home, self._settings.handoff_to)
         self._deliveries.open()
         self.health.add("turns", recovery.check)
         self._watch(tasks, push)

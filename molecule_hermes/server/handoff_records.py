@@ -45,6 +45,8 @@ class Handoff:
     """Why it failed."""
     claimed: bool = False
     """Whether the session is, or may be, marked as being handed over."""
+    requested: bool = False
+    """Whether Hermes's own command asked for it, and waits for its end."""
     began: str = field(default_factory=_now)
     ended: str = ""
 

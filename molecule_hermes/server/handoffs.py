@@ -24,17 +24,22 @@ from molecule_hermes.agents.roster import Agent, Roster
 from molecule_hermes.config import Settings
 from molecule_hermes.errors import BadRequest, Interrupted, StorageFailure, TurnFailure
 from molecule_hermes.hermes import session_source
+from molecule_hermes.plugin.settings import PLATFORM
 from molecule_hermes.protocol.caller import Caller
 from molecule_hermes.protocol.states import TERMINAL, state_name
 from molecule_hermes.protocol.task_log import TaskLog
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.protocol.webhooks import Arrivals, PushSender
 from molecule_hermes.server.handoff_records import Handoff, HandoffRecords
+from molecule_hermes.server.handoff_requests import requested_in
 from molecule_hermes.turns.features import Feature, why_not
+from molecule_hermes.wire import Transcript
 
 __all__ = ["ANONYMOUS", "Handoffs", "create_handoffs"]
 
 logger = logging.getLogger(__name__)
+
+_WATCH_EVERY = 1.0
 
 ANONYMOUS = "anonymous"
 """The name of the only peer where there are no tokens."""
@@ -63,6 +68,7 @@ class Handoffs:
         self._known = known
         self._timeout = timeout
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._following: asyncio.Task[None] | None = None
         self._open: list[Handoff] = []
         self._left: dict[str, Arrivals] = {}
         self._watches = contextlib.ExitStack()
@@ -91,6 +97,9 @@ class Handoffs:
 
     async def __aexit__(self, *error: object) -> None:
         self._closing = True
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
         running = list(self._running.values())
         if running:
             # Their tasks have ended by now, unless they are left to Hermes.
@@ -99,6 +108,28 @@ class Handoffs:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         self._watches.close()
+
+    def follow(self, home: Path, to: str) -> None:
+        """Does what Hermes's own command asks for in this home, from now on. `to` is the peer, and
+        the context if it is given."""
+        self._following = asyncio.create_task(self._follow(home, to), name="handoff-requests")
+
+    async def _follow(self, home: Path, to: str) -> None:
+        peer, _, context_id = to.partition("/")
+        asked: dict[str, str] = {}
+        while True:
+            await asyncio.sleep(_WATCH_EVERY)
+            waiting = await asyncio.to_thread(requested_in, home)
+            asked = {each: name for each, name in asked.items() if name in self._running}
+            for session in [each for each in waiting if each not in asked]:
+                handoff = Handoff(
+                    session, peer, "", context_id or str(uuid.uuid4()), str(home), requested=True
+                )
+                asked[session] = handoff.id
+                try:
+                    await self.begin(handoff)
+                except OSError as error:
+                    logger.warning("a handoff cannot be recorded: %s", error)
 
     async def begin(self, handoff: Handoff) -> None:
         """Returns when the handoff is recorded."""
@@ -130,6 +161,8 @@ class Handoffs:
         if handoff.claimed:
             try:
                 await session_source.settle(home, handoff.target, reason)
+                if handoff.requested and reason:  # it may not have been claimed
+                    await session_source.settle(home, PLATFORM, reason, handoff.session)
             except TurnFailure as failure:
                 logger.warning("the end of handoff %s is not marked: %s", handoff.id, failure)
         handoff.end(reason)
@@ -143,17 +176,16 @@ class Handoffs:
     # From the session to the peer.
 
     async def _hand_over(self, handoff: Handoff) -> None:
+        # The command waits for what is noted with the session, so that is claimed first.
+        handed = await self._claim(handoff) if handoff.requested else None
         agent = self._agent_for(handoff)
         with agent.in_use():
             if Feature.HANDOFF not in agent.transport.features:
                 reason = why_not(Feature.HANDOFF, "chat").removeprefix("no: ")
                 raise BadRequest(f"the agent is reached over chat completions: {reason}", hint="")
             await agent.transport.check()
-            handoff.agent, handoff.claimed = agent.name, True
-            await self._save(handoff)
-            home = Path(handoff.home)
-            handed = await session_source.claim(home, handoff.session, handoff.target)
-            handoff.session_id, handoff.task_id = handed.session_id, str(uuid.uuid4())
+            handed = handed or await self._claim(handoff)
+            handoff.agent, handoff.task_id = agent.name, str(uuid.uuid4())
             handoff.state = "running"
             await self._save(handoff)
             call = _call(handoff)
@@ -167,6 +199,14 @@ class Handoffs:
                 await self._push.follow_delivery(handoff.task_id, "", call)
                 await self._turn(agent, request, agent.executor.hand_over(request, handed, begin))
                 await self._require_arrived(handoff, call, arrivals)
+
+    async def _claim(self, handoff: Handoff) -> Transcript:
+        handoff.claimed = True
+        await self._save(handoff)
+        home = Path(handoff.home)
+        handed = await session_source.claim(home, handoff.session, handoff.target)
+        handoff.session_id = handed.session_id
+        return handed
 
     async def _turn(
         self, agent: Agent, request: RequestContext, work: Coroutine[None, None, None]
@@ -216,6 +256,9 @@ class Handoffs:
 
     def _agent_for(self, handoff: Handoff) -> Agent:
         peer, (peers, routes) = handoff.peer, self._known()
+        if not peer:
+            hint = "use `molecule-hermes handoff`"
+            raise BadRequest(f"MOLECULE_HERMES_HANDOFF_TO does not say to whom; {hint}", hint="")
         if peer not in (peers or {ANONYMOUS}):
             known = ", ".join(sorted(peers)) or ANONYMOUS
             raise BadRequest(f"unknown peer {peer!r}; known are {known}", hint="")

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import signal
-import sqlite3
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from molecule_hermes.server.handoff_requests import requested_in
 from molecule_hermes.wire import INBOUND_PATH, Transcript
 from tests.support.gateway import CallbackServer, Hermes, callback_server, running_hermes
-from tests.support.operator_hermes import chat, messages, rows, session_in
+from tests.support.operator_hermes import chat, messages, request_handoff, rows, session_in
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.hermes, pytest.mark.asyncio(loop_scope="module")]
@@ -103,7 +103,7 @@ async def test_a_session_is_claimed_once(hermes: Hermes) -> None:
     answers = await asyncio.gather(*(source(request) for _ in range(3)))
     assert sorted("error" in answer for answer in answers) == [False, True, True]
     assert "already" in next(a["error"] for a in answers if "error" in a)
-    settle = {**request, "do": "settle", "error": "no such peer"}
+    settle = {**request, "session": "", "do": "settle", "error": "no such peer"}
     await source(settle)
     state = "SELECT handoff_state, handoff_error FROM sessions WHERE id = ?"
     assert rows(hermes.home, state, session) == [("failed", "no such peer")]
@@ -124,18 +124,18 @@ async def test_a_session_whose_agent_is_at_work_is_refused(hermes: Hermes) -> No
     assert "error" not in await source(request)
 
 
-async def test_hermess_own_handoff_command_fails_and_says_what_to_do(hermes: Hermes) -> None:
+async def test_what_hermess_own_command_asks_for_waits_for_the_bridge(hermes: Hermes) -> None:
     session = await begun(hermes.home)
     before = messages(hermes.home, session)
-    with sqlite3.connect(hermes.home / "state.db", timeout=10) as connection:  # as /handoff does
-        connection.execute(
-            "UPDATE sessions SET handoff_state = 'pending', handoff_platform = 'molecule_a2a' "
-            "WHERE id = ?",
-            (session,),
-        )
+    request_handoff(hermes.home, session)
     state = "SELECT handoff_state, handoff_error FROM sessions WHERE id = ?"
-    await until(lambda: rows(hermes.home, state, session)[0][0] == "failed", 60)
-    assert "molecule-hermes handoff" in rows(hermes.home, state, session)[0][1]
+    await until(lambda: session in requested_in(hermes.home), 60)
+    await claimed(hermes.home, session)
+    assert requested_in(hermes.home) == []
+    assert rows(hermes.home, state, session) == [("running", None)]
+    request = {"home": str(hermes.home), "target": "molecule_a2a:bob", "session": ""}
+    await source({**request, "do": "settle", "error": ""})
+    assert rows(hermes.home, state, session) == [("completed", None)]
     assert messages(hermes.home, session) == before
 
 

@@ -609,7 +609,13 @@ def test_the_names_of_handoffs_are_hermess(runner: Any) -> None:
     assert "self._process_handoff(row)" in inspect.getsource(GatewayRunner._handoff_watcher)
     assert callable(runner._session_key_for_source)
     database = hermes_state.SessionDB
-    for name in ("import_sessions", "get_next_title_in_lineage", "delete_session", "get_messages"):
+    for name in (
+        "get_handoff_state",
+        "import_sessions",
+        "get_next_title_in_lineage",
+        "delete_session",
+        "get_messages",
+    ):
         assert callable(getattr(database, name))
     for name in ("reopen_session", "get_compression_tip", "end_session"):
         assert callable(getattr(database, name))
@@ -618,18 +624,35 @@ def test_the_names_of_handoffs_are_hermess(runner: Any) -> None:
         assert words in claim
 
 
-async def test_other_platforms_are_handed_over_by_hermes_itself(runner: Any) -> None:
+class Waiting:
+    """The database, in which a bridge notes how a handoff goes."""
+
+    def __init__(self, *states: dict[str, str]) -> None:
+        self._states = list(states)
+
+    async def get_handoff_state(self, session_id: str) -> dict[str, str]:
+        return self._states.pop(0) if len(self._states) > 1 else self._states[0]
+
+
+async def test_what_hermess_own_command_asks_for_is_left_to_the_bridge(runner: Any) -> None:
     seen = []
 
     async def process(self: Any, row: Any) -> None:
-        seen.append(row)
+        seen.append(row["handoff_platform"])
 
+    running, row = {"state": "running"}, {"id": "s", "handoff_platform": "Molecule_A2A"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GatewayRunner, "_process_handoff", process)
-        hermes_api.refuse_requests(runner, "molecule_a2a", "use the command")
-        with pytest.raises(RuntimeError, match="use the command"):
-            await runner._process_handoff({"handoff_platform": "Molecule_A2A"})
-        await runner._process_handoff({"handoff_platform": "telegram"})
-        hermes_api.allow_requests(runner)
-        await runner._process_handoff({"handoff_platform": "molecule_a2a"})
-    assert [row["handoff_platform"] for row in seen] == ["telegram", "molecule_a2a"]
+        hermes_api.take_requests(runner, "molecule_a2a", within=0.05, every=0.01)
+        runner._session_db = Waiting(running, running, {"state": "completed"})
+        await runner._process_handoff(row)
+        runner._session_db = Waiting(running, {"state": "failed", "error": "unknown peer"})
+        with pytest.raises(RuntimeError, match="unknown peer"):
+            await runner._process_handoff(row)
+        runner._session_db = Waiting(running)
+        with pytest.raises(RuntimeError, match="no bridge"):
+            await runner._process_handoff(row)
+        await runner._process_handoff({**row, "handoff_platform": "telegram"})
+        hermes_api.leave_requests(runner)
+        await runner._process_handoff({**row, "handoff_platform": "molecule_a2a"})
+    assert seen == ["telegram", "molecule_a2a"]

@@ -16,11 +16,13 @@ from molecule_hermes.config import AgentConfig, Configuration, PeerConfig, Setti
 from molecule_hermes.errors import Unreachable
 from molecule_hermes.server.bridge import Bridge
 from molecule_hermes.server.handoff_records import Handoff, HandoffRecords
+from molecule_hermes.server.handoff_requests import requested_in
 from molecule_hermes.server.operator import HANDOFFS_PATH, read_access
 from molecule_hermes.turns.features import features_of
 from molecule_hermes.turns.model import Completed
 from tests.server.test_delivery_feed import ends, webhook
 from tests.support.fakes import ScriptedTransport
+from tests.support.operator_hermes import request_handoff
 from tests.support.waiting import until
 
 ANN = "ann-token-of-the-tests"
@@ -162,3 +164,58 @@ def test_only_the_last_handoffs_are_kept(tmp_path: Path) -> None:
     records.save(open_one)
     records.prune()
     assert [each.began for each in records] == ["2025-01-01", "2026-01-03", "2026-01-04"]
+
+
+# Hermes's own command.
+
+
+def of_home(settings: Callable[..., Settings], home: Path, **more: str) -> Settings:
+    return settings(PEER_TOKENS=TOKENS, **more).model_copy(update={"hermes_home": home})
+
+
+async def until_over(home: Path) -> dict[str, Any]:
+    return dict(await until(lambda: (s := state(home))["state"] != "running" and s, 30))
+
+
+async def test_hermess_own_command_hands_over_to_the_peer_of_the_settings(
+    settings: Callable[..., Settings], home: Path
+) -> None:
+    known = of_home(settings, home, HANDOFF_TO="ann/from-the-terminal")
+    transport = ScriptedTransport(Completed("I go on here"))
+    async with Bridge(known, transport):
+        request_handoff(home, "s1", "running")
+        assert (await until_over(home))["state"] == "completed"
+    (turn,) = transport.turns
+    assert (turn.peer, turn.context_id) == ("ann", "from-the-terminal")
+    (handoff,) = HandoffRecords(known.handoffs_dir)
+    assert handoff.state == "completed"
+
+
+@pytest.mark.parametrize(("to", "reason"), [("", "HANDOFF_TO"), ("carol", "unknown peer")])
+async def test_hermess_own_command_fails_if_the_settings_name_no_peer(
+    settings: Callable[..., Settings], home: Path, to: str, reason: str
+) -> None:
+    async with Bridge(of_home(settings, home, HANDOFF_TO=to), ScriptedTransport()):
+        request_handoff(home, "s1", "running")
+        ended = await until_over(home)
+    assert ended["state"] == "failed"
+    assert reason in ended["error"]
+
+
+async def test_a_request_that_cannot_be_claimed_fails_once(
+    settings: Callable[..., Settings], home: Path
+) -> None:
+    database = SessionDB(home / "state.db")
+    database.append_message("s1", "user", "what else?")
+    database.close()
+    known = of_home(settings, home, HANDOFF_TO="ann")
+    async with Bridge(known, ScriptedTransport()):
+        request_handoff(home, "s1", "running")
+        assert "mid-turn" in (await until_over(home))["error"]
+    assert len(list(HandoffRecords(known.handoffs_dir))) == 1
+
+
+def test_a_database_that_is_none_asks_for_nothing(tmp_path: Path) -> None:
+    assert requested_in(tmp_path) == []
+    (tmp_path / "state.db").write_bytes(b"not a database" * 100)
+    assert requested_in(tmp_path) == []

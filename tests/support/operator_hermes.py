@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["chat", "messages", "rows", "run", "session_in"]
+__all__ = ["chat", "messages", "request_handoff", "rows", "run", "session_in"]
 
 
 async def run(
@@ -54,3 +54,12 @@ def rows(home: Path, query: str, *values: str) -> list[tuple[Any, ...]]:
 def messages(home: Path, session: str) -> list[tuple[Any, ...]]:
     query = "SELECT role, content, active FROM messages WHERE session_id = ? ORDER BY id"
     return rows(home, query, session)
+
+
+def request_handoff(home: Path, session: str, state: str = "pending") -> None:
+    """As `/handoff molecule_a2a` in Hermes's CLI does it."""
+    with sqlite3.connect(home / "state.db", timeout=10) as connection:
+        connection.execute(
+            "UPDATE sessions SET handoff_state = ?, handoff_platform = 'molecule_a2a' WHERE id = ?",
+            (state, session),
+        )

@@ -17,8 +17,11 @@ _MARK = b"\0end of the output\0"
 class AtTerminal:
     """Runs the command with a pseudo-terminal of its own for input, output and errors."""
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
-        self._command = [sys.executable, "-m", "molecule_hermes", *arguments]
+    def __init__(
+        self, *arguments: str, env: dict[str, str] | None = None, program: str = ""
+    ) -> None:
+        ours = [sys.executable, "-m", "molecule_hermes"]
+        self._command = [*([program] if program else ours), *arguments]
         self._env = env or {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
         self._seen = b""
         self._more = asyncio.Event()

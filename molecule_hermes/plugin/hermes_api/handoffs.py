@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Callable
@@ -13,12 +14,12 @@ from molecule_hermes.wire import Transcript
 __all__ = [
     "Binding",
     "NotBoundError",
-    "allow_requests",
     "bind",
     "has_answer",
+    "leave_requests",
     "open_session",
-    "refuse_requests",
     "reopen_session",
+    "take_requests",
     "unbind",
 ]
 
@@ -115,23 +116,33 @@ async def has_answer(runner: Any, binding: Binding) -> bool:
     return last.get("role") == "assistant" and not last.get("tool_calls")
 
 
-def refuse_requests(runner: Any, platform: str, reason: str) -> None:
-    """Has Hermes's own `/handoff PLATFORM` fail with the reason.
+def take_requests(runner: Any, platform: str, *, within: float, every: float = 0.5) -> None:
+    """Leaves what Hermes's own `/handoff PLATFORM` asks for to the bridge, which finds it in the
+    database, and waits for the end that the bridge notes there.
 
     `GatewayRunner._process_handoff` (gateway/run.py:8188) would run the agent outside of the
     plugin's turns and lose its answer, and call that completed. It raises for a handoff that
-    failed, and `_handoff_watcher` (run.py:8138) shows why at the terminal.
+    failed, and `_handoff_watcher` (run.py:8138) notes why. `SessionDB.get_handoff_state`
+    (hermes_state.py:7738).
     """
     process = type(runner)._process_handoff
 
-    async def refuse(row: Any) -> None:
-        if str(row.get("handoff_platform") or "").strip().lower() == platform:
-            raise RuntimeError(reason)
-        await process(runner, row)
+    async def wait(row: Any) -> None:
+        if str(row.get("handoff_platform") or "").strip().lower() != platform:
+            await process(runner, row)
+            return
+        for _ in range(int(within / every)):
+            known = await runner._session_db.get_handoff_state(row["id"]) or {}
+            if known.get("state") == "failed":
+                raise RuntimeError(known.get("error") or "the handoff failed")
+            if known.get("state") == "completed":
+                return
+            await asyncio.sleep(every)
+        raise RuntimeError("no bridge has taken the conversation")
 
-    runner._process_handoff = refuse
+    runner._process_handoff = wait
 
 
-def allow_requests(runner: Any) -> None:
-    """Undoes `refuse_requests`."""
+def leave_requests(runner: Any) -> None:
+    """Undoes `take_requests`."""
     vars(runner).pop("_process_handoff", None)

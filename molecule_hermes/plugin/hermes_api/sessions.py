@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from molecule_hermes.plugin.settings import PLATFORM
 from molecule_hermes.wire import Transcript
 
 __all__ = ["SessionError", "Sessions", "open_sessions"]
@@ -49,12 +50,14 @@ class Sessions:
             )
 
         def claim(connection: Any) -> bool:
-            # As `SessionDB.request_handoff` and `claim_handoff` (hermes_state.py:7719, 7776).
+            # As `SessionDB.request_handoff` and `claim_handoff` (hermes_state.py:7719, 7776), or
+            # after Hermes's own command (`take_requests`).
             done = connection.execute(
                 "UPDATE sessions SET handoff_state = 'running', handoff_platform = ?, "
                 "handoff_error = NULL WHERE id = ? AND (handoff_state IS NULL "
-                "OR handoff_state IN ('completed', 'failed'))",
-                (target, session_id),
+                "OR handoff_state IN ('completed', 'failed') "
+                "OR handoff_state = 'running' AND handoff_platform = ?)",
+                (target, session_id, PLATFORM),
             )
             return bool(done.rowcount > 0)
 
@@ -64,14 +67,16 @@ class Sessions:
         said = tuple({k: m[k] for k in _KEPT if m.get(k) is not None} for m in messages)
         return Transcript(session_id, said, " ".join(title.split())[:100])
 
-    def settle(self, target: str, error: str) -> None:
-        """Ends the handoff to the target: it failed if there is an error."""
+    def settle(self, target: str, error: str, session: str = "") -> None:
+        """Ends the handoff to the target, of this session if one is named: it failed if there is an
+        error."""
 
         def find(connection: Any) -> Any:
             query = (
-                "SELECT id FROM sessions WHERE handoff_platform = ? AND handoff_state = 'running'"
+                "SELECT id FROM sessions WHERE handoff_platform = ? AND handoff_state = 'running' "
+                "AND ? IN ('', id)"
             )
-            return connection.execute(query, (target,)).fetchone()
+            return connection.execute(query, (target, session)).fetchone()
 
         found = self._database._execute_write(find)
         if found is None:
