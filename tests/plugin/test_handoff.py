@@ -133,7 +133,7 @@ async def test_what_hermess_own_command_asks_for_waits_for_the_bridge(hermes: He
     await claimed(hermes.home, session)
     assert requested_in(hermes.home) == []
     assert rows(hermes.home, state, session) == [("running", None)]
-    request = {"home": str(hermes.home), "target": "molecule_a2a:bob", "session": ""}
+    request = {"home": str(hermes.home), "target": "molecule_a2a:bob", "session": session}
     await source({**request, "do": "settle", "error": ""})
     assert rows(hermes.home, state, session) == [("completed", None)]
     assert messages(hermes.home, session) == before
