@@ -173,12 +173,13 @@ class BridgeRequestHandler(RequestHandler):
         call = self._call_for(accepted)
         if params.configuration.return_immediately:
             await first_event(log, seen, call)
+            task = await log.snapshot()
         else:
             if call is not None:
                 await asyncio.wait({call})
-            await log.wait()
+            task = await log.rested()
         accepted.require_heard()
-        return apply_history_length(await log.snapshot(), params.configuration)
+        return apply_history_length(task, params.configuration)
 
     @validate_request_params
     @_streams

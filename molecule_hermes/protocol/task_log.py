@@ -287,6 +287,15 @@ class TaskLog(EventQueue):
                 self._waiters = (*(w for w in self._waiters if not w.done()), changed)
             await changed
 
+    async def rested(self) -> Task:
+        """Returns a copy of the task in a terminal or an interrupted state: it may have gone on
+        since `wait` saw it rest."""
+        while True:
+            await self.wait()
+            async with self._appending:
+                if self.rests:
+                    return self.copy()
+
     def leave(self, reader: Subscription) -> None:
         self._readers = tuple(other for other in self._readers if other is not reader)
 

@@ -31,7 +31,7 @@ from a2a.utils.errors import (
     TaskNotCancelableError,
     UnsupportedOperationError,
 )
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from molecule_hermes.client.connection import message
@@ -356,6 +356,7 @@ STEPS = st.lists(
 )
 
 
+@example([("resend", 0, 0), ("answer", 0, 8), ("answer", 0, 0)], "asks twice", 2, frozenset())
 @given(
     steps=STEPS,
     script=st.sampled_from(sorted(scripts(asyncio.Event()))),
