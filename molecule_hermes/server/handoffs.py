@@ -40,6 +40,8 @@ __all__ = ["ANONYMOUS", "Handoffs", "create_handoffs"]
 logger = logging.getLogger(__name__)
 
 _WATCH_EVERY = 1.0
+_PAUSE = 5.0
+"""Seconds between a request that failed and the next."""
 
 ANONYMOUS = "anonymous"
 """The name of the only peer where there are no tokens."""
@@ -116,20 +118,23 @@ class Handoffs:
 
     async def _follow(self, home: Path, to: str) -> None:
         peer, _, context_id = to.partition("/")
-        asked: dict[str, str] = {}
         while True:
             await asyncio.sleep(_WATCH_EVERY)
-            waiting = await asyncio.to_thread(requested_in, home)
-            asked = {each: name for each, name in asked.items() if name in self._running}
-            for session in [each for each in waiting if each not in asked]:
-                handoff = Handoff(
-                    session, peer, "", context_id or str(uuid.uuid4()), str(home), requested=True
-                )
-                asked[session] = handoff.id
-                try:
-                    await self.begin(handoff)
-                except OSError as error:
-                    logger.warning("a handoff cannot be recorded: %s", error)
+            if (session := await asyncio.to_thread(requested_in, home)) is None:
+                continue
+            handoff = Handoff(
+                session, peer, "", context_id or str(uuid.uuid4()), str(home), requested=True
+            )
+            try:
+                await self.begin(handoff)
+            except OSError as error:
+                logger.warning("a handoff cannot be recorded: %s", error)
+            # One at a time, and not at once after one that failed: the agent's tools can write such
+            # requests, too.
+            if running := self._running.get(handoff.id):
+                await asyncio.wait({running})
+            if handoff.state != "completed":
+                await asyncio.sleep(_PAUSE)
 
     async def begin(self, handoff: Handoff) -> None:
         """Returns when the handoff is recorded."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,33 @@ async def test_a_request_that_cannot_be_claimed_fails_once(
 
 
 def test_a_database_that_is_none_asks_for_nothing(tmp_path: Path) -> None:
-    assert requested_in(tmp_path) == []
+    assert requested_in(tmp_path) is None
     (tmp_path / "state.db").write_bytes(b"not a database" * 100)
-    assert requested_in(tmp_path) == []
+    assert requested_in(tmp_path) is None
+
+
+def test_a_database_that_takes_for_ever_is_given_up(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "state.db") as database:
+        database.execute(
+            "CREATE VIEW sessions AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 "
+            "FROM n) SELECT i AS id, 'running' AS handoff_state, i AS handoff_platform, "
+            "i AS started_at FROM n"
+        )
+    assert requested_in(tmp_path) is None
+
+
+async def test_requests_are_taken_one_after_another(
+    settings: Callable[..., Settings], home: Path
+) -> None:
+    database = SessionDB(home / "state.db")
+    database.create_session("s2", "cli")
+    database.append_message("s2", "user", "hello")
+    database.append_message("s2", "assistant", "hi")
+    database.close()
+    transport = ScriptedTransport(Completed("I go on here"))
+    async with Bridge(of_home(settings, home, HANDOFF_TO="ann"), transport):
+        request_handoff(home, "s1", "running")
+        request_handoff(home, "s2", "running")
+        for session in ("s1", "s2"):
+            await until(lambda name=session: state(home, name)["state"] == "completed", 30)
+    assert len(transport.turns) == 2
