@@ -100,7 +100,7 @@ class Overview:
     def _calls(self, agent: AgentConfig) -> list[str]:
         """Whom the agent may ask for a peer that is none of them."""
         peers = self._configuration.peers.values()
-        return [peer.name for peer in peers if peer.url and agent.may_call(peer.name, "")]
+        return [peer.name for peer in peers if peer.url and agent.may_call(peer, "")]
 
     def _agent(self, agent: AgentConfig) -> dict[str, Any]:
         remote = agent.hermes

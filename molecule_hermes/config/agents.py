@@ -84,15 +84,15 @@ class AgentConfig:
     deliveries: Literal["allow", "deny"] | None = None
     limits: Limits = Limits()
     calls: tuple[str, ...] | None = None
-    """Patterns for the peers that it may call; None: all that have a URL, but for the one that it
-    works for."""
+    """Patterns for the peers that it may call; None: all that the configuration gives a URL, but
+    for the one that it works for."""
     hermes: RemoteHermes | None = None
 
-    def may_call(self, peer: str, caller: str) -> bool:
+    def may_call(self, peer: PeerConfig, caller: str) -> bool:
         """Whether the agent may call the peer in a turn for the peer `caller`."""
         if self.calls is None:
-            return peer != caller
-        return any(fnmatchcase(peer, pattern) for pattern in self.calls)
+            return peer.name != caller and not peer.from_registry
+        return any(fnmatchcase(peer.name, pattern) for pattern in self.calls)
 
     @property
     def shapes_hermes(self) -> bool:
@@ -153,6 +153,10 @@ class PeerConfig:
     oauth: OAuthClient | None = None
     card_keys: bytes = b""
     """The public key, or the JSON Web Key Set, that its card is signed with."""
+    from_registry: bool = False
+    """Whether a registry names it, and not the operator."""
+    at_interface: bool = False
+    """Whether the URL is one where it answers: its card is below that, or at its origin."""
     source: str = field(default="", compare=False)
     """The file and the line; empty for a peer that only the environment names."""
 

@@ -61,6 +61,7 @@ class _Loader:
     def __init__(self, file: Path, settings: Settings) -> None:
         self._file = file
         self._known_peers = settings.peer_tokens.keys()
+        self._has_registry = settings.registry is not None
         self._warnings: list[str] = []
         self._files = NamedFiles(file.parent, self._warnings.append)
 
@@ -149,7 +150,9 @@ class _Loader:
         agents: Mapping[str, AgentConfig],
         peers: Mapping[str, PeerConfig],
     ) -> None:
-        """Warns of patterns that no agent answers to."""
+        """Warns of patterns that no agent answers to. What a registry names is not known here."""
+        if self._has_registry:
+            return
         with_url = {name for name, peer in peers.items() if peer.url}
         for name, value in section.entries("", _MAX_AGENTS).items() if section else ():
             for pattern in agents[name].calls or ():

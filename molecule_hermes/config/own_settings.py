@@ -21,7 +21,7 @@ from molecule_hermes.config.fields import (
     parse_peer_tokens,
     parse_store,
 )
-from molecule_hermes.net.urls import parse_hosts
+from molecule_hermes.net.urls import call_url, parse_hosts
 from molecule_hermes.wire import MAX_ATTACHMENTS, MAX_FILE_BYTES, MAX_SYSTEM_PROMPT
 
 __all__ = ["OwnSettings"]
@@ -354,6 +354,20 @@ class OwnSettings(BaseModel):
         300,
         "seconds for which an agent waits for another agent's answer, 1 to 3600; after that, it "
         "can ask for the task's state",
+    )
+    registry: Annotated[str, BeforeValidator(call_url)] | None = own(
+        "REGISTRY",
+        None,
+        "the URL of a list of other agents that agents may ask, as far as their `calls` name them "
+        "(`docs/outbound.md`); if unset, only peers of the configuration file are asked",
+    )
+    registry_token: SecretStr | None = own(
+        "REGISTRY_TOKEN", None, "the token for REGISTRY, sent to that URL only"
+    )
+    registry_hosts: Annotated[tuple[str, ...], BeforeValidator(parse_hosts)] = own(
+        "REGISTRY_HOSTS",
+        (),
+        "host,host:port,… — hosts without a public address where agents of REGISTRY may be asked",
     )
     file_hosts: Annotated[tuple[str, ...], BeforeValidator(parse_hosts)] = own(
         "FILE_HOSTS",

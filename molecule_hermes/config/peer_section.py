@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
-from urllib.parse import urlsplit
 
 from molecule_hermes.config.agents import AgentConfig, OAuthClient, PeerConfig, Webhook
 from molecule_hermes.config.checks import PATTERN, matches_one_of
@@ -19,7 +18,7 @@ from molecule_hermes.config.policies import (
     toolsets,
 )
 from molecule_hermes.config.values import Value
-from molecule_hermes.net.urls import http_url
+from molecule_hermes.net.urls import call_url
 
 __all__ = ["read_peer"]
 
@@ -82,15 +81,10 @@ def _webhook(value: Value, files: NamedFiles) -> Webhook:
 
 def _webhook_url(value: Value) -> str:
     takes = "a URL with http:// or https:// and a host, without a user or a fragment"
-    text = value.text(takes, r"[!-~]{1,2048}", shown=False)
     try:
-        http_url(text)
-        parts = urlsplit(text)
+        return call_url(value.text(takes, shown=False))
     except ValueError:
         raise value.invalid(takes, shown=False) from None
-    if "@" in parts.netloc or "#" in text:
-        raise value.invalid(takes, shown=False)
-    return text
 
 
 def _outbound(found: Mapping[str, Value], files: NamedFiles) -> dict[str, Any]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
 
 from molecule_hermes.config.agents import Limits
 from molecule_hermes.config.fields import MODEL_NAME
 from molecule_hermes.config.values import Value
-from molecule_hermes.net.urls import http_url
+from molecule_hermes.net import urls
 
 __all__ = ["MODEL", "approvals", "deliveries", "limits", "model_names", "plain_url", "toolsets"]
 
@@ -40,12 +39,7 @@ def limits(value: Value) -> Limits:
 def plain_url(value: Value) -> str:
     """A URL with nothing in it but where something is."""
     takes = "a URL with http:// or https:// and a host, without a user, a query or a fragment"
-    text = value.text(takes, r"[!-~]{1,2048}")
     try:
-        url = http_url(text)
-        parts = urlsplit(url)
+        return urls.plain_url(value.text(takes))
     except ValueError:
         raise value.invalid(takes) from None
-    if "@" in parts.netloc or parts.query or parts.fragment:
-        raise value.invalid(takes)
-    return url

@@ -8,16 +8,19 @@ from urllib.parse import urlsplit
 __all__ = [
     "RESERVED_NAMES",
     "base_url",
+    "call_url",
     "host_in_url",
     "http_url",
     "local_base_url",
     "parse_hosts",
     "parse_public_url",
+    "plain_url",
 ]
 
 _HOST = re.compile(
     r"([\w.-]+|\[[0-9a-f:.]+\])(:\d{1,5})?|[0-9a-f:.]*:[0-9a-f:.]*:[0-9a-f:.]*", re.I
 )
+_VISIBLE = re.compile(r"[!-~]{1,2048}")
 _PUBLIC_URL = re.compile(
     r"(?i:https?)://(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?((?:/[A-Za-z0-9._~-]+)*)/*"
 )
@@ -85,6 +88,26 @@ def http_url(value: object) -> str:
         raise ValueError("not a URL")
     _ = parts.port  # raises ValueError if it is not a number
     return text
+
+
+def call_url(value: object) -> str:
+    """Returns the URL as it is. Raises `ValueError` if it has a user or a fragment."""
+    text = str(value)
+    http_url(text)
+    if not _VISIBLE.fullmatch(text) or "@" in urlsplit(text).netloc or "#" in text:
+        raise ValueError("not a URL to call")
+    return text
+
+
+def plain_url(value: object) -> str:
+    """Returns a URL that says only where something is, without trailing slashes.
+
+    Raises `ValueError`.
+    """
+    text = call_url(value)
+    if "?" in text:
+        raise ValueError("a URL with a query")
+    return http_url(text)
 
 
 def parse_hosts(value: object) -> object:

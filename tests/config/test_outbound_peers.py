@@ -71,13 +71,13 @@ def test_a_mistake_is_told_with_its_line(folder: Path, peer: str, line: str) -> 
 
 def test_an_agent_calls_all_peers_but_the_one_it_works_for_unless_it_says_whom() -> None:
     free = AgentConfig()
-    assert free.may_call("bee", "alice")
-    assert not free.may_call("alice", "alice")
+    assert free.may_call(PeerConfig("bee"), "alice")
+    assert not free.may_call(PeerConfig("alice"), "alice")
     bound = AgentConfig(calls=("bee", "res*"))
-    assert bound.may_call("bee", "bee")
-    assert bound.may_call("research", "")
-    assert not bound.may_call("alice", "bob")
-    assert not AgentConfig(calls=()).may_call("bee", "alice")
+    assert bound.may_call(PeerConfig("bee"), "bee")
+    assert bound.may_call(PeerConfig("research"), "")
+    assert not bound.may_call(PeerConfig("alice"), "bob")
+    assert not AgentConfig(calls=()).may_call(PeerConfig("bee"), "alice")
 
 
 def test_what_an_agent_calls_is_read(folder: Path) -> None:

@@ -14,12 +14,14 @@ from typing import Any, Self
 import httpx
 from a2a.types import Message
 
-from molecule_hermes.agents.outbound.http import create_client
+from molecule_hermes.agents.outbound.http import create_client, create_public_client
+from molecule_hermes.agents.outbound.registry import Registry
 from molecule_hermes.agents.outbound.remote import Remote
 from molecule_hermes.agents.outbound.remote_task import RemoteTask
 from molecule_hermes.agents.outbound.turn_calls import Context, OutboundTurn
-from molecule_hermes.config import AgentConfig, Configuration, Settings
+from molecule_hermes.config import AgentConfig, Configuration, PeerConfig, Settings
 from molecule_hermes.errors import Busy, Forbidden, TurnFailure, TurnTimeout
+from molecule_hermes.net.addresses import PublicOnly
 from molecule_hermes.protocol.chain import Chain, Loops, agent_id
 from molecule_hermes.protocol.policy import Reach
 from molecule_hermes.telemetry.metrics import Metrics
@@ -38,8 +40,8 @@ _TAKEN_WITHIN = 30.0
 
 
 class OutboundCalls:
-    """Inside `async with`, with one HTTP client for all calls. `identity` is a secret of this
-    bridge that outlives it."""
+    """Inside `async with`, with one HTTP client for agents of the configuration, and another one
+    for those of the registry. `identity` is a secret of this bridge that outlives it."""
 
     def __init__(
         self,
@@ -55,37 +57,71 @@ class OutboundCalls:
         self._key = hmac.digest(identity, b"tasks of other agents", "sha256")
         self._name = name or hmac.digest(identity, b"chain", "sha256").hex()
         self._remotes: Mapping[str, Remote] = {}
+        self._configuration = Configuration()
+        self._registry: Registry | None = None
+        self._registry_task: asyncio.Task[None] | None = None
         self._http: httpx.AsyncClient | None = None
+        self._public_http: httpx.AsyncClient | None = None
         self._left: set[asyncio.Task[Any]] = set()
+        self._running = 0
 
     async def __aenter__(self) -> Self:
-        self._http = create_client(self.settings.call_timeout)
+        settings = self.settings
+        self._http = create_client(settings.call_timeout)
+        if settings.registry:
+            addresses = PublicOnly(settings.registry_hosts)
+            self._public_http = create_public_client(settings.call_timeout, addresses)
+            self._registry = Registry(settings, self._http, self._merge)
+            self._registry_task = asyncio.create_task(self._registry.run(), name="registry")
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        if self._registry_task is not None:
+            self._registry_task.cancel()
+            await asyncio.gather(self._registry_task, return_exceptions=True)
         if self._left:
             await asyncio.wait(self._left, timeout=_GIVE_UP / 2)
         for task in self._left:
             task.cancel()
         await asyncio.gather(*self._left, return_exceptions=True)
-        if self._http is not None:
-            await self._http.aclose()
+        for http in (self._http, self._public_http):
+            if http is not None:
+                await http.aclose()
 
     @property
     def running(self) -> int:
         """Calls that wait for other agents."""
-        return sum(remote.running for remote in self._remotes.values())
+        return self._running
 
     def configure(self, configuration: Configuration) -> None:
         """Takes the peers of a configuration. What is known of those that stay is kept."""
         if self._http is None:
             raise RuntimeError("the calls are not open")
-        known, found = self._remotes, {}
-        for name, peer in configuration.peers.items():
-            if peer.url:
-                same = name in known and known[name].config == peer
-                found[name] = known[name] if same else Remote(peer, self._http)
-        self._remotes = found
+        self._configuration = configuration
+        if self._registry and not any(agent.calls for agent in configuration.agents.values()):
+            logger.warning(
+                "no agent may ask those of MOLECULE_HERMES_REGISTRY: name them in its `calls`"
+            )
+        self._merge()
+
+    def _merge(self) -> None:
+        """The peers that can be called. The configuration decides what its names mean."""
+        peers = self._configuration.peers
+        found = [peer for peer in peers.values() if peer.url]
+        if self._registry is not None:
+            own = {name.casefold() for name in (*peers, *self.settings.peer_tokens)}
+            listed = self._registry.agents.values()
+            found += [agent for agent in listed if agent.name.casefold() not in own]
+        self._remotes = {peer.name: self._remote_of(peer) for peer in found}
+
+    def _remote_of(self, peer: PeerConfig) -> Remote:
+        known = self._remotes.get(peer.name)
+        if known is not None and known.config == peer:
+            return known
+        http = self._public_http if peer.from_registry else self._http
+        if http is None:
+            raise RuntimeError("the calls are not open")
+        return Remote(peer, http)
 
     def loops(self, agent: str) -> Loops:
         """What the agent refuses, so that agents do not call each other without end."""
@@ -95,13 +131,18 @@ class OutboundCalls:
         """The agents that the agent may ask in turns for the peer `caller`."""
         return _Reach(self, agent, caller)
 
+    def serves(self, peer: str) -> bool:
+        """Whether messages of the agent's own can be sent to the peer."""
+        remote = self._remotes.get(peer)
+        return remote is not None and not remote.config.from_registry
+
     async def send(self, peer: str, message: Message, *, agent: str) -> None:
         """Sends a message of the agent's own to a peer's URL; returns when that has taken it.
 
         Raises a `TurnFailure`. Whoever repeats the message has to keep its id.
         """
         remote = self._remotes.get(peer)
-        if remote is None:
+        if remote is None or remote.config.from_registry:
             raise Forbidden(f"peers.{peer} has no url", hint="name the agent's url there")
         Chain().followed_by(self.loops(agent).agent).mark(message)
         try:
@@ -124,8 +165,9 @@ class OutboundCalls:
     def remote(self, peer: str) -> Remote | None:
         return self._remotes.get(peer)
 
-    def callable_by(self, agent: AgentConfig, caller: str) -> list[str]:
-        return [name for name in self._remotes if agent.may_call(name, caller)]
+    def callable_by(self, agent: AgentConfig, caller: str) -> list[Remote]:
+        remotes = self._remotes.values()
+        return [remote for remote in remotes if agent.may_call(remote.config, caller)]
 
     @contextlib.contextmanager
     def place(self, remote: Remote) -> Iterator[None]:
@@ -133,10 +175,12 @@ class OutboundCalls:
         if remote.running >= MAX_RUNNING_OF_PEER or self.running >= MAX_RUNNING:
             raise Busy("too many calls to other agents wait at once")
         remote.running += 1
+        self._running += 1
         try:
             yield
         finally:
             remote.running -= 1
+            self._running -= 1
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Work that this object waits for at its end."""
@@ -164,21 +208,24 @@ class OutboundCalls:
         finally:
             following.cancel()
 
-    def handle(self, conversation: str, peer: str, task_id: str) -> str:
+    def handle(self, conversation: str, remote: Remote, task_id: str) -> str:
         """The task's name for the model. Only this conversation can use it, also after a restart
         of the bridge: agents that share a bridge share its credentials."""
-        return f"{peer}:{task_id}:{self._seal(conversation, peer, task_id)}"
+        return f"{remote.name}:{task_id}:{self._seal(conversation, remote.name, task_id, remote)}"
 
     def opened(self, conversation: str, handle: str) -> tuple[str, str] | None:
         """The peer and the task that a handle names; None if it is not one of this
         conversation."""
         peer, _, rest = handle.partition(":")
         task_id, _, seal = rest.rpartition(":")
-        expected = self._seal(conversation, peer, task_id)
+        expected = self._seal(conversation, peer, task_id, self._remotes.get(peer))
         return (peer, task_id) if hmac.compare_digest(seal.encode(), expected.encode()) else None
 
-    def _seal(self, conversation: str, peer: str, task_id: str) -> str:
-        names = (conversation, peer, task_id)
+    def _seal(self, conversation: str, peer: str, task_id: str, remote: Remote | None) -> str:
+        names = [conversation, peer, task_id]
+        if remote is not None and remote.config.from_registry:
+            # If the registry moves the name, the agent that is there now has not this task.
+            names.append(remote.config.url)
         material = "".join(f"{len(name)}:{name}" for name in names)
         data = material.encode("utf-8", "surrogatepass")
         return hmac.new(self._key, data, hashlib.sha256).hexdigest()[:16]

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 from a2a.client.card_resolver import parse_agent_card
-from a2a.types import AgentCard
+from a2a.types import AgentCard, AgentInterface
 from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH, TransportProtocol
 from google.protobuf.json_format import ParseError
 
@@ -28,7 +28,7 @@ _TIMEOUT = 10.0
 
 
 class Cards:
-    """The card of one agent. Raises errors of httpx, and `BadAgent`."""
+    """The card of one agent. Raises errors of httpx, `NotPublicError` and `BadAgent`."""
 
     def __init__(
         self,
@@ -57,36 +57,57 @@ class Cards:
         self._until = 0.0
 
     async def _fetch(self) -> AgentCard:
-        url = f"{self._peer.url}{AGENT_CARD_WELL_KNOWN_PATH}"
-        response = await self._http.get(url, extensions=bounded(MAX_CARD, _TIMEOUT))
+        response = await self._get(self._peer.url)
+        if at_origin := self._peer.at_interface and response.is_client_error:
+            response = await self._get(str(httpx.URL(self._peer.url).join("/")).rstrip("/"))
         response.raise_for_status()
+        card = self._parse(response)
+        if at_origin and not any(_is_at(i, self._peer.url) for i in card.supported_interfaces):
+            raise self._elsewhere(card)
+        await require_signature(self._peer, card, self._http)
+        return self._confined(card)
+
+    async def _get(self, base: str) -> httpx.Response:
+        url = f"{base}{AGENT_CARD_WELL_KNOWN_PATH}"
+        return await self._http.get(url, extensions=bounded(MAX_CARD, _TIMEOUT))
+
+    def _parse(self, response: httpx.Response) -> AgentCard:
         try:
-            card = parse_agent_card(response.json())
+            return parse_agent_card(response.json())
         except (ValueError, ParseError, RecursionError, TypeError, AttributeError) as error:
             raise BadAgent(
                 f"the card of the agent {self._peer.name!r} cannot be read",
                 hint=f"the operator must check url of peers.{self._peer.name}",
             ) from error
-        await require_signature(self._peer, card, self._http)
-        return self._confined(card)
 
     def _confined(self, card: AgentCard) -> AgentCard:
         """No card leads anywhere else: only its interfaces at the configured origin are used."""
         here = _origin(self._peer.url)
-        named = [i for i in card.supported_interfaces if i.protocol_binding in BINDINGS]
-        usable = [i for i in named if _origin(i.url) == here]
+        usable = [i for i in _known(card) if _origin(i.url) == here]
         if not usable:
-            where = f"at {_shown(named[0].url)}" if named else "over no binding that is supported"
-            raise BadAgent(
-                f"the card of the agent {self._peer.name!r} says that it answers {where}, and not "
-                "at the configured URL",
-                hint=f"the operator must set url of peers.{self._peer.name} to where it answers",
-            )
+            raise self._elsewhere(card)
         confined = AgentCard()
         confined.CopyFrom(card)
         del confined.supported_interfaces[:]
         confined.supported_interfaces.extend(usable)
         return confined
+
+    def _elsewhere(self, card: AgentCard) -> BadAgent:
+        known = _known(card)
+        where = f"at {_shown(known[0].url)}" if known else "over no binding that is supported"
+        return BadAgent(
+            f"the card of the agent {self._peer.name!r} says that it answers {where}, and not "
+            "at the configured URL",
+            hint=f"the operator must set url of peers.{self._peer.name} to where it answers",
+        )
+
+
+def _known(card: AgentCard) -> list[AgentInterface]:
+    return [i for i in card.supported_interfaces if i.protocol_binding in BINDINGS]
+
+
+def _is_at(interface: AgentInterface, url: str) -> bool:
+    return interface.url.rstrip("/") == url
 
 
 def bounded(size: int, timeout: float) -> dict[str, object]:

@@ -27,7 +27,7 @@ class PeerAgentChannel:
         self._calls = calls
 
     def serves(self, peer: str) -> bool:
-        return self._calls.remote(peer) is not None
+        return self._calls.serves(peer)
 
     async def send(self, to: Caller, body: dict[str, Any], ended: Task | None) -> int:
         """Only the end is a message: what comes before it is for those that follow the task."""

@@ -21,6 +21,7 @@ from molecule_hermes.errors import (
     TurnTimeout,
     Unreachable,
 )
+from molecule_hermes.net.addresses import NotPublicError
 from molecule_hermes.text import one_line, redact, shorten
 
 __all__ = ["BadAgent", "failure_of", "is_before_sending"]
@@ -71,6 +72,9 @@ def _known(peer: str, cause: BaseException) -> TurnFailure | None:
             failure = BadAgent(f"the agent {peer!r} broke off: {_said(cause)}", hint=_ASK_OPERATOR)
         case httpx.RequestError():
             failure = _unreachable(peer)
+        case NotPublicError():
+            hint = "go on without it; the operator can allow it: MOLECULE_HERMES_REGISTRY_HOSTS"
+            failure = BadAgent(f"the agent {peer!r} is not called: {_said(cause)}", hint=hint)
         case TaskNotFoundError():
             hint = "it may have been removed; give the agent a new task"
             failure = BadRequest(f"the agent {peer!r} knows no such task", hint=hint)

@@ -80,14 +80,14 @@ def outcome(peer: str, task: RemoteTask, task_id: str, *, late: bool = False) ->
 
 
 def shown_card(peer: str, card: AgentCard) -> dict[str, object]:
-    """An agent that can be asked, as its card describes it."""
+    """What the card of an agent says."""
     skills = [
         {"name": _brief(each.name), "description": _brief(each.description)}
         for each in card.skills[:_MAX_SKILLS]
     ]
     description = shorten(redact(one_line(card.description)), _MAX_DESCRIPTION)
     outside = {"note": _note(peer), "description": description, "skills": skills}
-    return {"peer": peer, "from_outside": outside}
+    return {"from_outside": outside}
 
 
 def _note(peer: str) -> str:

@@ -133,21 +133,24 @@ class OutboundTurn:
                 return await self._look(call)
 
     async def _list(self) -> Called:
-        names = self._calls.callable_by(self._context.agent, self._context.caller)
-        shown = await asyncio.gather(*map(self._describe, names[:_MAX_LISTED]))
+        remotes = self._calls.callable_by(self._context.agent, self._context.caller)
+        shown = await asyncio.gather(*map(self._describe, remotes[:_MAX_LISTED]))
         result: dict[str, object] = {"peers": list(shown)}
-        if more := len(names) - len(shown):
+        if more := len(remotes) - len(shown):
             result["left_out"] = f"{more} more peers"
         return Called(result)
 
-    async def _describe(self, name: str) -> dict[str, object]:
+    async def _describe(self, remote: Remote) -> dict[str, object]:
+        shown: dict[str, object] = {"peer": remote.name}
+        if remote.config.from_registry:
+            shown["from"] = "registry"
         try:
             async with asyncio.timeout(_LIST_TIMEOUT):
-                return results.shown_card(name, await self._remote(name).card())
+                return shown | results.shown_card(remote.name, await remote.card())
         except TimeoutError:
-            return {"peer": name, "error": TurnTimeout("its card did not come in time").as_dict()}
+            return shown | {"error": TurnTimeout("its card did not come in time").as_dict()}
         except TurnFailure as failure:
-            return {"peer": name, "error": failure.as_dict()}
+            return shown | {"error": failure.as_dict()}
 
     async def _delegate(self, call: PeerCall) -> Called:
         if not call.text and not call.files:
@@ -253,7 +256,7 @@ class OutboundTurn:
     def _outcome(self, remote: Remote, task: RemoteTask, *, waits: bool, late: bool) -> Called:
         handle = ""
         if task.task_id:
-            handle = self._calls.handle(self._context.conversation, remote.name, task.task_id)
+            handle = self._calls.handle(self._context.conversation, remote, task.task_id)
             self._asking.pop(handle, None)
             if waits and task.asks:
                 self._asking[handle] = remote, task
@@ -262,7 +265,7 @@ class OutboundTurn:
     def _remote(self, name: str) -> Remote:
         context = self._context
         remote = self._calls.remote(name)
-        if remote is None or not context.agent.may_call(name, context.caller):
+        if remote is None or not context.agent.may_call(remote.config, context.caller):
             raise Forbidden(
                 f"there is no peer {name[:64]!r} that may be asked",
                 hint="list_peers shows those that may",
