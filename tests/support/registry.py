@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from aiohttp import web
 
 from molecule_hermes.agents.outbound import OutboundCalls
+from molecule_hermes.backoff import Backoff
 from molecule_hermes.config import AgentConfig, Configuration, PeerConfig, Settings
 from molecule_hermes.protocol.chain import Chain
 from tests.support.outbound import IDENTITY, Asking, begin
@@ -41,6 +43,12 @@ class RegistryServer:
         """Returns when an answer that was given after this call has been read."""
         before = len(self.requests)
         await until(lambda: len(self.requests) >= before + 2)
+
+
+def read_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("molecule_hermes.agents.outbound.registry.REFRESH", 0.02)
+    retries = Backoff(first=0.02, longest=0.02)
+    monkeypatch.setattr("molecule_hermes.agents.outbound.registry._RETRIES", retries)
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH
 
 from molecule_hermes.agents.outbound.cards import BINDINGS
@@ -128,8 +129,10 @@ def _plain(value: Any, key: str) -> str:
     try:
         if not isinstance(value, str):
             raise ValueError("not text")  # noqa: TRY301, TRY004 - as for text that is no URL
-        return plain_url(value)
-    except ValueError:
+        url = plain_url(value)
+        httpx.URL(url)  # some of what others take for a URL, it refuses
+    except (ValueError, httpx.InvalidURL):
         raise _BadItem(
             f"has no {key} with http:// or https:// and a host, without a user or a query"
         ) from None
+    return url

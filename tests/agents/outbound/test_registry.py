@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from molecule_hermes.config import AgentConfig, Configuration, PeerConfig
 from molecule_hermes.errors import Forbidden
 from molecule_hermes.protocol.chain import Chain
 from tests.support.outbound import begin
-from tests.support.registry import ASKS_ALL, asking_with, calls_with, registry
+from tests.support.registry import ASKS_ALL, asking_with, calls_with, read_again_at_once, registry
 from tests.support.sdk_agent import TOKEN, SdkAgent, sdk_agent
 from tests.support.serving import free_port
 from tests.support.waiting import until
@@ -27,10 +26,8 @@ LOCAL = {"REGISTRY_HOSTS": "127.0.0.1"}
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The registry is read again at once."""
-    monkeypatch.setattr("molecule_hermes.agents.outbound.registry.REFRESH", 0.02)
-    yield
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_again_at_once(monkeypatch)
 
 
 def named(agent: SdkAgent, name: str = "found") -> dict[str, str]:
@@ -148,9 +145,8 @@ BAD: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: str(bad)[:24])
 async def test_a_bad_document_changes_nothing_and_is_told_once(
-    bad: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    bad: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    retry_at_once(monkeypatch)
     caplog.set_level(logging.INFO)
     async with (
         sdk_agent() as agent,
@@ -257,10 +253,3 @@ async def test_a_registry_that_nobody_may_use_is_told(caplog: pytest.LogCaptureF
 def of_ours(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The server of the test logs its requests, too."""
     return [each.getMessage() for each in caplog.records if each.name.startswith("molecule_hermes")]
-
-
-def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from molecule_hermes.backoff import Backoff
-
-    path = "molecule_hermes.agents.outbound.registry._RETRIES"
-    monkeypatch.setattr(path, Backoff(first=0.02, longest=0.02))

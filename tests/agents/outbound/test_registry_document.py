@@ -100,6 +100,7 @@ def test_a_name_of_several_words_becomes_the_name_of_a_peer(shown: str, name: st
         {"name": "one", "url": "https://"},
         {"name": "one", "url": "https://a b"},
         {"name": "one", "url": "https://x:99999"},
+        {"name": "one", "url": "http://0177.0.0.1"},
         {"name": "one", "url": "https://x\r\nHost: y"},
         {"name": "one", "url": "https://x/" + "y" * 3000},
         {"name": "one", "wellKnownURI": "https://agents.example/card.json"},
