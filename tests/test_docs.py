@@ -134,7 +134,7 @@ def test_the_docs_have_every_key_of_the_configuration_file() -> None:
         "token": "token_file",
         "secret": "secret_file",
     }
-    internal = {"name", "source", "warnings", "secret_files"}
+    internal = {"name", "source", "warnings", "secret_files", "from_registry", "at_interface"}
     text = _page("agents")
     sections = (AgentConfig, RemoteHermes, RouteConfig, PeerConfig, OAuthClient, Limits)
     for section in (*sections, Configuration):

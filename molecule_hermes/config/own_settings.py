@@ -359,7 +359,7 @@ class OwnSettings(BaseModel):
         "REGISTRY",
         None,
         "the URL of a list of other agents that agents may ask, as far as their `calls` name them "
-        "(`docs/outbound.md`); if unset, only peers of the configuration file are asked",
+        "(`docs/outbound.md`); if unset, only peers of the configuration file are asked (plugin)",
     )
     registry_token: SecretStr | None = own(
         "REGISTRY_TOKEN", None, "the token for REGISTRY, sent to that URL only"

@@ -62,22 +62,24 @@ class Registry:
         """Returns whether the registry answered with a list of agents."""
         try:
             async with asyncio.timeout(_TIMEOUT):
-                listing = await self._fetch()
+                self._take(await self._fetch())
         except (httpx.HTTPError, BadDocument, TimeoutError) as error:
             self._report_trouble(error)
             return False
         except Exception:
             logger.exception("the registry of agents could not be read")
             return False
+        return True
+
+    def _take(self, listing: Listing) -> None:
         if self._trouble:
             self._trouble = ""
             logger.info("the registry of agents can be read again")
         self._report(listing)
         if listing.agents != self._listing.agents:
-            logger.info("the registry names %d agents", len(listing.agents))
+            logger.info("agents that the registry names: %d", len(listing.agents))
         self._listing = listing
         self._changed()
-        return True
 
     async def _fetch(self) -> Listing:
         response = await self._http.get(

@@ -39,7 +39,7 @@ _TIMEOUT = 20.0
 
 
 class Remote:
-    """An agent of the configuration. Its methods raise `TurnFailure` and nothing else."""
+    """An agent of the configuration or of the registry. Its methods raise `TurnFailure` only."""
 
     def __init__(self, config: PeerConfig, http: httpx.AsyncClient) -> None:
         self.config = config

@@ -15,6 +15,7 @@ from google.protobuf import json_format
 
 from molecule_hermes.config import PeerConfig
 from tests.support.outbound import asking
+from tests.support.registry import asking_with, registry
 from tests.support.sdk_agent import SdkAgent, sdk_agent
 
 OURS, OTHER = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
@@ -113,3 +114,13 @@ async def test_signatures_that_cannot_be_read_are_refused() -> None:
             agent.card.signatures.add(protected=protected, signature="x")
             assert (await listed(agent))["error"]["kind"] == "unreachable"
             assert (await listed(agent, card_keys=public(OURS)))["error"]["kind"] == "unreachable"
+
+
+@pytest.mark.parametrize("forged", [False, True])
+async def test_a_signed_card_of_an_agent_of_the_registry_is_checked_as_well(forged: bool) -> None:
+    async with sdk_agent() as agent, registry({"name": "other", "url": agent.url}) as server:
+        agent.keys = key_set(OURS)
+        sign(agent.card, OTHER if forged else OURS, f"{agent.url}/keys")
+        async with asking_with(server, REGISTRY_HOSTS="127.0.0.1") as turn:
+            (found,) = (await turn.call("list")).result["peers"]  # type: ignore[misc]
+    assert ("no valid signature" in found.get("error", {}).get("message", "")) is forged
