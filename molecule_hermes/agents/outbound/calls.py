@@ -22,6 +22,7 @@ from molecule_hermes.agents.outbound.turn_calls import Context, OutboundTurn
 from molecule_hermes.config import AgentConfig, Configuration, PeerConfig, Settings
 from molecule_hermes.errors import Busy, Forbidden, TurnFailure, TurnTimeout
 from molecule_hermes.net.addresses import PublicOnly
+from molecule_hermes.net.resolver import SeparateResolver
 from molecule_hermes.protocol.chain import Chain, Loops, agent_id
 from molecule_hermes.protocol.policy import Reach
 from molecule_hermes.telemetry.metrics import Metrics
@@ -69,7 +70,7 @@ class OutboundCalls:
         settings = self.settings
         self._http = create_client(settings.call_timeout)
         if settings.registry:
-            addresses = PublicOnly(settings.registry_hosts)
+            addresses = PublicOnly(settings.registry_hosts, SeparateResolver())
             self._public_http = create_public_client(settings.call_timeout, addresses)
             self._registry = Registry(settings, self._http, self._merge)
             self._registry_task = asyncio.create_task(self._registry.run(), name="registry")

@@ -98,6 +98,7 @@ class _PublicOnly(httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+        await self._addresses.close()
 
 
 def _at(address: str, request: httpx.Request) -> httpx.Request:
@@ -119,7 +120,10 @@ def create_client(timeout: float) -> httpx.AsyncClient:
 
 
 def create_public_client(timeout: float, addresses: PublicOnly) -> httpx.AsyncClient:
-    """For agents that the operator has not named. Each request has a connection of its own."""
+    """For agents that the operator has not named. Each request has a connection of its own.
+
+    Closing the client closes the `addresses`.
+    """
     limits = httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=0)
     inner = httpx.AsyncHTTPTransport(limits=limits, retries=0)
     return _client(_PublicOnly(inner, addresses), timeout)

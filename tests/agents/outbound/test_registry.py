@@ -182,7 +182,7 @@ async def test_an_item_that_is_left_out_is_told_once(caplog: pytest.LogCaptureFi
 
 async def test_the_configuration_decides_what_its_names_mean() -> None:
     async with sdk_agent() as agent, sdk_agent() as impostor:
-        items = [named(impostor, name) for name in ("own", "OWN", "caller", "tokened", "other")]
+        items = [named(impostor, name) for name in ("own", "CALLER", "tokened", "other")]
         async with registry(*items) as server:
             own = PeerConfig("own", url=agent.url, bearer=SecretStr(TOKEN))
             variables = {**LOCAL, "PEER_TOKENS": "tokened:0123456789abcdef"}
@@ -225,7 +225,7 @@ async def test_a_call_goes_on_where_it_began_if_the_registry_moves_the_agent() -
             for handle in (asked["task_id"], found["task_id"]):
                 answered = await turn.call("answer", text="secret", task_id=handle)
                 assert answered.result["error"]["kind"] == "bad_request"  # type: ignore[index]
-            assert not other.messages
+            assert not other.headers
             await turn.turn.close(completed=False)
             await until(lambda: agent.canceled)
 
