@@ -279,6 +279,7 @@ async def test_the_card_declares_only_what_a_peer_can_activate(stack: Stack) -> 
     assert declared == [
         "urn:molecule-hermes:a2a:turn-metadata:1",
         "urn:molecule-hermes:a2a:structured-output:1",
+        "urn:molecule-hermes:a2a:chain:1",
     ]
 
 

@@ -175,7 +175,7 @@ async def test_a_worker_with_cron_jobs_runs_again_after_a_restart_without_being_
     made.write(_PEER)
     async with up(made.environ) as stack, AsyncExitStack() as clients:
         ann, bob = [await clients.enter_async_context(made.client(stack, n)) for n in made.tokens]
-        await asyncio.gather(ask(ann, _BUSY["a cron job"]), ask(bob, "hello"))
+        await asyncio.gather(ask(ann, _BUSY["plans"]), ask(bob, "hello"))
     async with up(made.environ) as stack:
         await until_state(stack, "main@ann", "ready")
         assert await state_of(stack, "main@bob") == "gone"
