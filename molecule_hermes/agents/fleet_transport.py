@@ -19,6 +19,7 @@ from molecule_hermes.hermes.terminal import Terminal
 from molecule_hermes.hermes.worker import Worker
 from molecule_hermes.transports.base import Attached, QuestionGoneError
 from molecule_hermes.transports.deliveries import Receiver
+from molecule_hermes.transports.plugin.lending import Lent
 from molecule_hermes.transports.plugin.transport import PluginTransport
 from molecule_hermes.turns.features import TransportName, features_of
 from molecule_hermes.turns.model import Canceled, Notice, Place, Turn, TurnEvent
@@ -124,12 +125,22 @@ class FleetTransport:
     async def lend(self, turn: Turn) -> AsyncIterator[Terminal]:
         """Within it, the turns of the conversation wait, and Hermes's own CLI can go on with it.
         Raises a `TurnFailure`."""
-        async with self._fleet.lease(self._key(turn)) as lease:
-            worker = await lease.ready()
+        async with self._worker_with(turn) as worker, self.lent(turn) as lent:
+            yield worker.gateway.terminal(lent.session_id)
+
+    @asynccontextmanager
+    async def lent(self, turn: Turn) -> AsyncIterator[Lent]:
+        """Within it, the turns of the conversation wait. Raises a `TurnFailure`."""
+        async with self._worker_with(turn) as worker:
             if not isinstance(worker.transport, PluginTransport):
                 raise BadRequest("the agent is reached over chat completions", hint="")
-            async with worker.transport.lent(turn) as session_id:
-                yield worker.gateway.terminal(session_id)
+            async with worker.transport.lent(turn) as lent:
+                yield lent
+
+    @asynccontextmanager
+    async def _worker_with(self, turn: Turn) -> AsyncIterator[Worker]:
+        async with self._fleet.lease(self._key(turn)) as lease:
+            yield await lease.ready()
 
     def leave_turns(self) -> None:
         for worker in self._fleet.workers:

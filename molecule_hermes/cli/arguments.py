@@ -21,18 +21,32 @@ def add_plugin(commands: _Commands, run: _Run) -> None:
 
 
 def add_handoff(commands: _Commands, run: _Run) -> None:
-    text = "hand a conversation of your own Hermes over to a peer"
+    text = "hand a conversation of your own Hermes over to a peer, or a peer's to another platform"
     command = commands.add_parser("handoff", help=text, description=text)
     command.epilog = (
-        "For the operator, on the bridge's machine, with its MOLECULE_HERMES_STATE_DIR. The "
-        "context's ID goes to standard output, everything else to standard error. Exit codes: "
-        "0 completed; 1 failed; 2 wrong arguments."
+        "For the operator, on the bridge's machine, with its MOLECULE_HERMES_STATE_DIR. With the "
+        "ID of a peer's context instead of SESSION, --to PLATFORM gives its conversation to "
+        "another platform of the agent's Hermes, such as telegram, and the peer's next message "
+        "begins a new one. If a peer has the same name, --to means the peer. The context's ID "
+        "goes to standard output, everything else to standard error. Exit codes: 0 completed; "
+        "1 failed; 2 wrong arguments."
     )
     add = command.add_argument
-    add("session", nargs="?", metavar="SESSION", help="its ID, the beginning of it, or its title")
-    add("--to", metavar="PEER", help="the peer with which the conversation goes on")
-    add("--agent", default="", metavar="NAME", help="the agent that goes on with it")
-    add("--context", default="", metavar="ID", help="the peer's context (default: a new one)")
+    add(
+        "session",
+        nargs="?",
+        metavar="SESSION",
+        help="its ID, its beginning or title; or a context's ID",
+    )
+    add("--to", metavar="NAME", help="the peer, or platform, with which the conversation goes on")
+    add("--agent", default="", metavar="NAME", help="the agent that goes on with it, or has it")
+    add(
+        "--peer",
+        default="",
+        metavar="PEER",
+        help="for a platform: whose context, if several have it",
+    )
+    add("--context", default="", metavar="ID", help="for a peer: its context (default: a new one)")
     add("--hermes-home", metavar="DIR", help="Hermes's folder with the session (HERMES_HOME)")
     add("--list", action="store_true", help="list the handoffs so far")
     command.set_defaults(run=run)

@@ -33,13 +33,14 @@ async def handoff(options: argparse.Namespace, say: Say, report: Say) -> int:
             say(redact(line))
         return 0
     if not options.session or not options.to:
-        hint = "give SESSION and --to PEER, or --list"
+        hint = "give SESSION and --to PEER, CONTEXT and --to PLATFORM, or --list"
         raise ConfigError("say what to hand over, and to whom", hint)
     asked = {
         "session": options.session,
         "peer": options.to,
         "agent": options.agent,
         "context_id": options.context,
+        "owner": options.peer,
         "home": str(settings.home.absolute()),
     }
     begun = await _begin(settings, asked)

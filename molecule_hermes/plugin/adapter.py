@@ -38,6 +38,7 @@ from molecule_hermes.plugin.journal import Journals
 from molecule_hermes.plugin.kept_files import KeptFiles
 from molecule_hermes.plugin.late_output import LateOutput, is_status
 from molecule_hermes.plugin.ledger import Ledger
+from molecule_hermes.plugin.lent_chats import LentChats
 from molecule_hermes.plugin.outbox import Outbox
 from molecule_hermes.plugin.profiles import ProfilesOffError, UnknownProfileError
 from molecule_hermes.plugin.send_results import sent
@@ -48,14 +49,15 @@ from molecule_hermes.plugin.threads import widen_default_executor
 from molecule_hermes.plugin.tools.peers import PeerTools
 from molecule_hermes.plugin.turn import Turn
 from molecule_hermes.plugin.work_folders import WorkFolders
-from molecule_hermes.wire import MAIN_AGENT, Context, Lend
+from molecule_hermes.wire import MAIN_AGENT, Context, HandOn, Lend
 
 __all__ = ["MoleculeAdapter"]
 
 log = logging.getLogger(__name__)
 
 _HANDOFFS = "molecule-a2a-handoffs"
-"""A folder in Hermes's home."""
+_HANDED_ON = "molecule-a2a-handed-on"
+"""Folders in Hermes's home."""
 _FREE_WITHIN = 10.0
 _CLOCK = 0.1
 """Seconds by which the clock of a file system may lag behind."""
@@ -82,8 +84,7 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
         self._kept = KeptFiles(Path(get_document_cache_dir()))
         self._sweeper = Sweeper(self._kept.sweep)
         self._handoffs = Handoffs(None, Path())
-        self._lent: dict[str, str] = {}
-        """By chat: the session that its operator has gone on with since its last turn."""
+        self._lent = LentChats(self, Path())
         self._loop: asyncio.AbstractEventLoop | None = None
         self._cron = CronDeliveries(self._dispatcher.deliveries)
 
@@ -108,8 +109,10 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
             max_in_all=settings.max_deliveries,
         )
         self._handoffs = Handoffs(self.gateway_runner, hermes_api.hermes_home() / _HANDOFFS)
+        self._lent = LentChats(self, hermes_api.hermes_home() / _HANDED_ON)
         if not is_reconnect:
             await self._handoffs.restore()
+            await self._lent.restore()
         self._handoffs.attach()
         if not await self._listen(settings):
             return False
@@ -225,22 +228,13 @@ class MoleculeAdapter(FileDelivery, Asking, LateOutput, BasePlatformAdapter):  #
         await self.pass_on(event)
 
     async def open_session(self, lend: Lend) -> str:
-        await self.close_session(lend.chat_id)
-        source = self.build_source(
-            chat_id=lend.chat_id,
-            chat_name=lend.peer_name or lend.peer_id,
-            chat_type="dm",
-            user_id=lend.peer_id,
-            user_name=lend.peer_name or lend.peer_id,
-        )
-        source = replace(source, profile=lend.profile) if lend.profile else source
-        session_id = await hermes_api.open_session(self.gateway_runner, source)
-        self._lent[lend.chat_id] = session_id
-        return session_id
+        return await self._lent.open(lend)
 
     async def close_session(self, chat_id: str) -> None:
-        if session_id := self._lent.pop(chat_id, ""):
-            await hermes_api.reopen_session(self.gateway_runner, session_id)
+        await self._lent.close(chat_id)
+
+    async def hand_on(self, request: HandOn) -> None:
+        await self._lent.hand_on(request)
 
     async def conclude(self, turn: Turn) -> None:
         if turn.is_handoff:

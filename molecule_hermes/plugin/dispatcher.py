@@ -21,7 +21,7 @@ from molecule_hermes.plugin.journal import Journal
 from molecule_hermes.plugin.ledger import Ledger
 from molecule_hermes.plugin.lending import Lending
 from molecule_hermes.plugin.outbox import Outbox
-from molecule_hermes.plugin.prompts import refusals, steering, undelivered
+from molecule_hermes.plugin.prompts import handed_on, refusals, steering, undelivered
 from molecule_hermes.plugin.questions import NotFoundError, Questions
 from molecule_hermes.plugin.turn import Turn
 from molecule_hermes.plugin.verdict import final_of
@@ -32,6 +32,7 @@ from molecule_hermes.wire import (
     Body,
     Callback,
     Final,
+    HandOn,
     Inbound,
     Lend,
     Notice,
@@ -182,6 +183,11 @@ class Dispatcher:
         self._lending.lend(lend.chat_id, lend.lease, lend.seconds)
         return "" if renewed else await self._gateway.open_session(lend)
 
+    async def hand_on(self, request: HandOn) -> None:
+        """Gives a chat's conversation to another platform. Raises `Busy` or `NotBoundError`."""
+        with self._lending.passing(request.chat_id, request.lease, request.platform):
+            await self._gateway.hand_on(request)
+
     async def steer(self, steer: Steer) -> Steered:
         """Passes a text to the agent of a running message, once that agent has begun."""
         turn = self._turn_of(steer.message_id, steer.bridge)
@@ -328,6 +334,8 @@ class Dispatcher:
             elif not turn.canceled:
                 turn.started = True
                 await self._gateway.start(turn)
+                if platform := self._lending.take_passed(turn.chat_id):
+                    self.notice(turn, handed_on(platform))
                 await self._until_ended(turn)
         except TurnFailure as error:
             failure = error

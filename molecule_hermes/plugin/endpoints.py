@@ -16,15 +16,19 @@ from molecule_hermes.plugin.callbacks import ForbiddenError, require_allowed
 from molecule_hermes.plugin.dispatcher import Dispatcher
 from molecule_hermes.plugin.profiles import ProfileError, UnknownProfileError
 from molecule_hermes.plugin.questions import NotAChoiceError, NotFoundError
+from molecule_hermes.text import redact
 from molecule_hermes.wire import (
     ANSWER_PATH,
     ATTACH_PATH,
     CANCEL_PATH,
     CHECK_PATH,
+    HAND_ON_PATH,
     HEALTH_PATH,
     INBOUND_PATH,
     JOBS_PATH,
     LEND_PATH,
+    NOT_CONNECTED,
+    NOT_HANDED_ON,
     PROFILE_REFUSED,
     SECRET_HEADER,
     STEER_PATH,
@@ -33,6 +37,7 @@ from molecule_hermes.wire import (
     Attach,
     Cancel,
     Check,
+    HandOn,
     Inbound,
     Lend,
     Steer,
@@ -42,6 +47,8 @@ from molecule_hermes.wire import (
 __all__ = ["application"]
 
 log = logging.getLogger(__name__)
+
+_MAX_REASON = 1000
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -59,6 +66,7 @@ def application(
     app.router.add_post(CHECK_PATH, endpoints.check)
     app.router.add_post(ATTACH_PATH, endpoints.attach)
     app.router.add_post(LEND_PATH, endpoints.lend)
+    app.router.add_post(HAND_ON_PATH, endpoints.hand_on)
     app.router.add_get(TURNS_PATH, endpoints.turns)
     app.router.add_get(JOBS_PATH, endpoints.jobs)
     return app
@@ -125,6 +133,16 @@ class _Endpoints:
             return _refused(503, "draining", f"Hermes is {state}", retry_after=1)
         session_id = await self._dispatcher.lend(Lend.parse(await request.read()))
         return web.json_response({"ok": True, "session_id": session_id})
+
+    async def hand_on(self, request: web.Request) -> web.Response:
+        asked = HandOn.parse(await request.read())
+        try:
+            await self._dispatcher.hand_on(asked)
+        except hermes_api.NotConnectedError as error:
+            return _refused(409, NOT_CONNECTED, str(error))
+        except hermes_api.NotBoundError as error:
+            return _refused(409, NOT_HANDED_ON, redact(str(error))[:_MAX_REASON])
+        return web.json_response({"ok": True})
 
     async def check(self, request: web.Request) -> web.Response:
         check = Check.parse(await request.read())

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from molecule_hermes.plugin.hermes_api import State
 from molecule_hermes.plugin.turn import Turn
-from molecule_hermes.wire import Context, Lend
+from molecule_hermes.wire import Context, HandOn, Lend
 
 __all__ = ["Gateway"]
 
@@ -39,6 +39,10 @@ class Gateway(Protocol):
 
     async def close_session(self, chat_id: str) -> None:
         """The chat is no longer lent."""
+
+    async def hand_on(self, request: HandOn) -> None:
+        """Gives the chat's conversation to another platform, and the chat a new one. Raises
+        `NotBoundError`."""
 
     async def conclude(self, turn: Turn) -> None:
         """The turn has ended, and the next of its chat has not begun."""

@@ -19,7 +19,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["kept_files", "neutralized", "refusals", "steering", "undelivered", "with_notes"]
+__all__ = [
+    "handed_on",
+    "kept_files",
+    "neutralized",
+    "refusals",
+    "steering",
+    "undelivered",
+    "with_notes",
+]
 
 _REFERENCE = re.compile(r"(?<![\w/])@(?=(?:diff|staged)\b|(?:file|folder|git|url):)")
 
@@ -47,6 +55,11 @@ def refusals(reasons: Sequence[str]) -> list[str]:
 def undelivered(reasons: Sequence[str]) -> list[str]:
     """A note on each delivery that did not reach the peer."""
     return [f"[Not delivered: {reason}]" for reason in reasons]
+
+
+def handed_on(platform: str) -> str:
+    """What the peer is told with its next message."""
+    return f"the conversation so far was handed over to {platform}; the agent begins a new one"
 
 
 def kept_files(folder: str, names: Sequence[str], more: int = 0) -> list[str]:

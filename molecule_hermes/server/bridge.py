@@ -35,6 +35,7 @@ from molecule_hermes.server.agent_factory import AgentFactory
 from molecule_hermes.server.app import CurrentApp, create_app, create_overload_app
 from molecule_hermes.server.assembly import create_calls, create_scheduler, running_of_peer
 from molecule_hermes.server.connections import ConnectionTable, default_limit, open_files_limit
+from molecule_hermes.server.conversations import Conversations
 from molecule_hermes.server.deliveries import DeliveryFeed, delivery_endpoint
 from molecule_hermes.server.error_responses import shorten_sdk_logs
 from molecule_hermes.server.handoffs import create_handoffs
@@ -135,7 +136,10 @@ class Bridge:
         await self.roster.change(self._configuration.agents)
         self._handler = RoutingRequestHandler(self.roster, tasks, Routes(self._configuration))
         self._apply(self._settings, self._configuration)
-        handoffs = create_handoffs(self._settings, self.roster, tasks, push, self._known)
+        held = Conversations(self.roster, tasks, self._scheduler, self._known)
+        handoffs = create_handoffs(
+            self._settings, self.roster, tasks, push, conversations=held, known=self._known
+        )
         await handoffs.recall()
         recovery = Recovery(tasks, self.roster.executor_of, push)
         self._take_deliveries()
@@ -145,8 +149,7 @@ class Bridge:
         self._deliveries.open()
         self.health.add("turns", recovery.check)
         self._watch(tasks, push)
-        resumes = Resumes(self.roster, tasks, self._scheduler, self._known)
-        self._operator = OperatorAccess(self._settings, handoffs, resumes)
+        self._operator = OperatorAccess(self._settings, handoffs, Resumes(held))
         await stack.enter_async_context(self._create_server(listener))
         stack.enter_context(self._operator.published(self.local_url))
         stack.push_async_callback(self._drain)

@@ -27,11 +27,12 @@ def _now() -> str:
 
 @dataclass(slots=True)
 class Handoff:
-    """A session of Hermes on its way to a peer."""
+    """A session of Hermes on its way to a peer, or a peer's conversation to a platform."""
 
     session: str
     """As the operator named it."""
     peer: str
+    """To whom."""
     agent: str
     """Empty if the routes choose it."""
     context_id: str
@@ -47,6 +48,10 @@ class Handoff:
     """Whether the session is, or may be, marked as being handed over."""
     requested: bool = False
     """Whether Hermes's own command asked for it, and waits for its end."""
+    to_platform: bool = False
+    """Whether `peer` is a platform of the Hermes that has the context's conversation."""
+    owner: str = ""
+    """The peer that has it; empty if the context says enough."""
     began: str = field(default_factory=_now)
     ended: str = ""
 

@@ -1,4 +1,4 @@
-"""Hands conversations of the operator's Hermes over to peers.
+"""Hands conversations of the operator's Hermes over to peers, and those of peers to platforms.
 
 A handoff is a task in the peer's context that no message began: its turn carries the conversation,
 the plugin puts it into the peer's chat, and the answer is what the peer gets. As a task it survives
@@ -19,6 +19,7 @@ from a2a.server.agent_execution import RequestContext
 from a2a.server.context import ServerCallContext
 from a2a.types import Task, TaskState
 
+from molecule_hermes.agents.fleet_transport import FleetTransport
 from molecule_hermes.agents.request_handler import Chooses
 from molecule_hermes.agents.roster import Agent, Roster
 from molecule_hermes.config import Settings
@@ -30,22 +31,23 @@ from molecule_hermes.protocol.states import TERMINAL, state_name
 from molecule_hermes.protocol.task_log import TaskLog
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.protocol.webhooks import Arrivals, PushSender
+from molecule_hermes.server.conversations import ANONYMOUS, Conversations, NoConversation
 from molecule_hermes.server.handoff_records import Handoff, HandoffRecords
 from molecule_hermes.server.handoff_requests import requested_in
+from molecule_hermes.transports.plugin.lending import NotConnected
+from molecule_hermes.transports.plugin.transport import PluginTransport
 from molecule_hermes.turns.features import Feature, why_not
 from molecule_hermes.wire import Transcript
 
-__all__ = ["ANONYMOUS", "Handoffs", "create_handoffs"]
+__all__ = ["Handoffs", "create_handoffs"]
 
 logger = logging.getLogger(__name__)
 
 _WATCH_EVERY = 1.0
 _PAUSE = 5.0
 """Seconds between a request that failed and the next."""
-
-ANONYMOUS = "anonymous"
-"""The name of the only peer where there are no tokens."""
-
+_OF_THE_TIME = 0.9
+"""What a platform may take, so that its Hermes still says how it went."""
 
 _Work = Callable[["Handoff"], Coroutine[None, None, None]]
 
@@ -59,6 +61,7 @@ class Handoffs:
         roster: Roster,
         tasks: TaskRegistry,
         push: PushSender,
+        conversations: Conversations,
         *,
         known: Callable[[], tuple[Collection[str], Chooses]],
         timeout: float,
@@ -67,6 +70,7 @@ class Handoffs:
         self._roster = roster
         self._tasks = tasks
         self._push = push
+        self._conversations = conversations
         self._known = known
         self._timeout = timeout
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -137,9 +141,11 @@ class Handoffs:
                 await asyncio.sleep(_PAUSE)
 
     async def begin(self, handoff: Handoff) -> None:
-        """Returns when the handoff is recorded."""
+        """Returns when the handoff is recorded. A peer's name comes before that of a platform."""
+        if not handoff.requested and handoff.peer not in self._peers():
+            handoff.to_platform, handoff.context_id = True, handoff.session
         await self._save(handoff)
-        self._start(handoff, self._hand_over)
+        self._start(handoff, self._hand_on if handoff.to_platform else self._hand_over)
 
     def _start(self, handoff: Handoff, work: _Work) -> None:
         running = asyncio.create_task(self._conduct(handoff, work), name=f"handoff:{handoff.id}")
@@ -213,6 +219,29 @@ class Handoffs:
         handoff.session_id = handed.session_id
         return handed
 
+    # From the peer to a platform of Hermes.
+
+    async def _hand_on(self, handoff: Handoff) -> None:
+        ends = asyncio.get_running_loop().time() + self._timeout
+        of_context = (handoff.context_id, handoff.owner, handoff.agent)
+        try:
+            async with self._conversations.held(*of_context) as (turn, transport):
+                if not isinstance(transport, FleetTransport | PluginTransport):
+                    raise BadRequest("the agent is reached over chat completions", hint="")
+                if turn.profile:
+                    raise BadRequest("a profile of Hermes has no platforms of its own", hint="")
+                handoff.agent, handoff.owner = turn.agent, turn.peer or ANONYMOUS
+                async with transport.lent(turn) as lent:
+                    handoff.session_id, handoff.state = lent.session_id, "running"
+                    await self._save(handoff)
+                    left = ends - asyncio.get_running_loop().time()
+                    await lent.hand_on(handoff.peer, left * _OF_THE_TIME)
+        except (NoConversation, NotConnected) as failure:
+            reason = f"{self._unknown(handoff.peer)}; {failure.message}"
+            raise BadRequest(reason, hint="") from failure
+
+    # The tasks of handoffs to peers.
+
     async def _turn(
         self, agent: Agent, request: RequestContext, work: Coroutine[None, None, None]
     ) -> None:
@@ -232,6 +261,11 @@ class Handoffs:
 
     async def _go_on(self, handoff: Handoff) -> None:
         """Follows the task of a handoff that an earlier bridge began."""
+        if handoff.to_platform:
+            raise Interrupted(
+                "the bridge was restarted meanwhile, so it is not known whether "
+                f"{handoff.peer} has the conversation; look there"
+            )
         call = _call(handoff)
         if not handoff.task_id or await self._tasks.get(handoff.task_id, call) is None:
             raise Interrupted("the bridge was restarted before the conversation was handed over")
@@ -259,14 +293,21 @@ class Handoffs:
         if arrivals is not None and not await arrivals.all_taken():
             raise Interrupted("the answer is stored, but a webhook of the peer did not accept it")
 
+    def _peers(self) -> Collection[str]:
+        return self._known()[0] or {ANONYMOUS}
+
+    def _unknown(self, peer: str) -> str:
+        return f"unknown peer {peer!r}; known are {', '.join(sorted(self._peers()))}"
+
     def _agent_for(self, handoff: Handoff) -> Agent:
-        peer, (peers, routes) = handoff.peer, self._known()
+        peer, peers, (_, routes) = handoff.peer, self._peers(), self._known()
         if not peer:
             hint = "use `molecule-hermes handoff`"
             raise BadRequest(f"MOLECULE_HERMES_HANDOFF_TO does not say to whom; {hint}", hint="")
-        if peer not in (peers or {ANONYMOUS}):
-            known = ", ".join(sorted(peers)) or ANONYMOUS
-            raise BadRequest(f"unknown peer {peer!r}; known are {known}", hint="")
+        if peer not in peers:
+            raise BadRequest(self._unknown(peer), hint="")
+        if handoff.owner:
+            raise BadRequest("--peer is for what goes to a platform, not to a peer", hint="")
         name = handoff.agent
         chosen = name or routes.choose(_name(peer), "", handoff.context_id, "")
         agents = self._roster.agents
@@ -280,11 +321,14 @@ def create_handoffs(
     roster: Roster,
     tasks: TaskRegistry,
     push: PushSender,
+    *,
+    conversations: Conversations,
     known: Callable[[], tuple[Collection[str], Chooses]],
 ) -> Handoffs:
     """`known` are the peers and the routes of the configuration as it is now."""
     records = HandoffRecords(settings.handoffs_dir)
-    return Handoffs(records, roster, tasks, push, known=known, timeout=settings.handoff_timeout)
+    rooms = (records, roster, tasks, push, conversations)
+    return Handoffs(*rooms, known=known, timeout=settings.handoff_timeout)
 
 
 def _name(peer: str) -> str:

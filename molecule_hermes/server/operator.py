@@ -133,10 +133,15 @@ async def _body(request: Request) -> Mapping[str, Any]:
 
 def _handoff_of(data: Mapping[str, Any]) -> Handoff:
     needed = dict.fromkeys(("session", "peer", "home"))
-    named = _names(data, {**needed, "agent": "", "context_id": ""})
+    named = _names(data, {**needed, "agent": "", "context_id": "", "owner": ""})
     context_id = named.pop("context_id") or str(uuid.uuid4())
     return Handoff(
-        named["session"], named["peer"], named["agent"], context_id=context_id, home=named["home"]
+        named["session"],
+        named["peer"],
+        named["agent"],
+        context_id=context_id,
+        home=named["home"],
+        owner=named["owner"],
     )
 
 

@@ -8,6 +8,8 @@
     Check      bridge → plugin   POST /a2a/check     whether this bridge may send messages, and
                                                      whether it takes deliveries
     Lend       bridge → plugin   POST /a2a/lend      keep a chat free for its operator
+    HandOn     bridge → plugin   POST /a2a/hand_on   give the conversation of that chat to another
+                                                     platform of Hermes
     Callback   plugin → bridge   POST callback_url   an event of a turn
                                                      (one of them, or a `batch` in order)
     PeerCall   plugin → bridge   POST /a2a/outbound  what the agent asks of another agent; the
@@ -35,7 +37,7 @@ from molecule_hermes.wire.callbacks import (
     Push,
 )
 from molecule_hermes.wire.fields import WireError, decode
-from molecule_hermes.wire.handoffs import Lend, Transcript
+from molecule_hermes.wire.handoffs import HandOn, Lend, Transcript
 from molecule_hermes.wire.limits import (
     ANSWER_PATH,
     ATTACH_PATH,
@@ -43,6 +45,7 @@ from molecule_hermes.wire.limits import (
     CHECK_PATH,
     DEFAULT_CALLBACK_PORT,
     DEFAULT_PLATFORM_PORT,
+    HAND_ON_PATH,
     HEALTH_PATH,
     IMAGE_TYPES,
     INBOUND_PATH,
@@ -54,6 +57,7 @@ from molecule_hermes.wire.limits import (
     MAX_BODY_BYTES,
     MAX_CALL_TEXT,
     MAX_FILE_BYTES,
+    MAX_HAND_ON,
     MAX_LEND,
     MAX_MODELS,
     MAX_RESPONSE_FORMAT,
@@ -62,6 +66,8 @@ from molecule_hermes.wire.limits import (
     MAX_TOOLSETS,
     MAX_TRANSCRIPT,
     MAX_TRANSCRIPT_MESSAGES,
+    NOT_CONNECTED,
+    NOT_HANDED_ON,
     OUTBOUND,
     OUTBOUND_PATH,
     PROFILE_REFUSED,
@@ -103,6 +109,7 @@ __all__ = [
     "CHECK_PATH",
     "DEFAULT_CALLBACK_PORT",
     "DEFAULT_PLATFORM_PORT",
+    "HAND_ON_PATH",
     "HEALTH_PATH",
     "IMAGE_TYPES",
     "INBOUND_PATH",
@@ -114,6 +121,7 @@ __all__ = [
     "MAX_BODY_BYTES",
     "MAX_CALL_TEXT",
     "MAX_FILE_BYTES",
+    "MAX_HAND_ON",
     "MAX_LEND",
     "MAX_MODELS",
     "MAX_RESPONSE_FORMAT",
@@ -122,6 +130,8 @@ __all__ = [
     "MAX_TOOLSETS",
     "MAX_TRANSCRIPT",
     "MAX_TRANSCRIPT_MESSAGES",
+    "NOT_CONNECTED",
+    "NOT_HANDED_ON",
     "OUTBOUND",
     "OUTBOUND_PATH",
     "PROFILE_REFUSED",
@@ -146,6 +156,7 @@ __all__ = [
     "Delta",
     "File",
     "Final",
+    "HandOn",
     "Inbound",
     "Lend",
     "Notice",

@@ -9,9 +9,14 @@ from functools import cached_property
 from typing import Self
 
 from molecule_hermes.wire.fields import Fields, WireError
-from molecule_hermes.wire.limits import MAX_LEND, MAX_TRANSCRIPT, MAX_TRANSCRIPT_MESSAGES
+from molecule_hermes.wire.limits import (
+    MAX_HAND_ON,
+    MAX_LEND,
+    MAX_TRANSCRIPT,
+    MAX_TRANSCRIPT_MESSAGES,
+)
 
-__all__ = ["Lend", "Transcript"]
+__all__ = ["HandOn", "Lend", "Transcript"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,37 @@ class Lend:
             seconds=seconds,
             peer_name=fields.label("peer_name", default=""),
             profile=fields.label("profile", default=""),
+        )
+
+    def to_json(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class HandOn:
+    """Gives the conversation of a chat, which is lent under `lease`, to another platform of Hermes
+    within some seconds. The chat begins a new one."""
+
+    chat_id: str
+    peer_id: str
+    lease: str
+    platform: str
+    seconds: int
+    peer_name: str = ""
+
+    @classmethod
+    def parse(cls, data: object) -> Self:
+        fields = Fields(data)
+        seconds = fields.count("seconds")
+        if not seconds or seconds > MAX_HAND_ON:
+            raise WireError(f"`seconds` must be a number from 1 to {MAX_HAND_ON}")
+        return cls(
+            chat_id=fields.id("chat_id"),
+            peer_id=fields.id("peer_id"),
+            lease=fields.id("lease"),
+            platform=fields.id("platform"),
+            seconds=seconds,
+            peer_name=fields.label("peer_name", default=""),
         )
 
     def to_json(self) -> dict[str, object]:

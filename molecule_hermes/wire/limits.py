@@ -9,6 +9,7 @@ __all__ = [
     "CHECK_PATH",
     "DEFAULT_CALLBACK_PORT",
     "DEFAULT_PLATFORM_PORT",
+    "HAND_ON_PATH",
     "HEALTH_PATH",
     "IMAGE_TYPES",
     "INBOUND_PATH",
@@ -23,6 +24,7 @@ __all__ = [
     "MAX_CARRIED",
     "MAX_CHOICES",
     "MAX_FILE_BYTES",
+    "MAX_HAND_ON",
     "MAX_ID",
     "MAX_LEND",
     "MAX_MODELS",
@@ -35,6 +37,8 @@ __all__ = [
     "MAX_TRANSCRIPT_MESSAGES",
     "MAX_URL",
     "MAX_WANTS",
+    "NOT_CONNECTED",
+    "NOT_HANDED_ON",
     "OUTBOUND",
     "OUTBOUND_PATH",
     "PROFILE_REFUSED",
@@ -60,6 +64,7 @@ ATTACH_PATH = "/a2a/attach"
 TURNS_PATH = "/a2a/turns"
 JOBS_PATH = "/a2a/jobs"
 LEND_PATH = "/a2a/lend"
+HAND_ON_PATH = "/a2a/hand_on"
 REPLY_PATH = "/a2a/reply"
 OUTBOUND_PATH = "/a2a/outbound"
 
@@ -67,6 +72,10 @@ OUTBOUND = "outbound"
 """In `wants`: the bridge takes what the agent asks of other agents in this turn."""
 PROFILE_REFUSED = "profile"
 """The kind of a refusal: Hermes does not serve the profile of the message."""
+NOT_CONNECTED = "not_connected"
+"""The kind of a refusal: Hermes has no such platform to hand a conversation on to."""
+NOT_HANDED_ON = "not_handed_on"
+"""The kind of a refusal: the chat has the conversation still."""
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """The images that every model with vision accepts as they are."""
@@ -98,3 +107,5 @@ MAX_WANTS = 16
 MAX_TOOLSETS = 128
 MAX_LEND = 300
 """Seconds for which a chat is lent."""
+MAX_HAND_ON = 3600
+"""Seconds within which another platform takes a conversation."""

@@ -22,6 +22,7 @@ from molecule_hermes.wire import (
     Callback,
     Context,
     Final,
+    HandOn,
     Inbound,
     Lend,
     Notice,
@@ -87,6 +88,9 @@ class FakeGateway:
         return f"session of {lend.chat_id}"
 
     async def close_session(self, chat_id: str) -> None:
+        pass
+
+    async def hand_on(self, request: HandOn) -> None:
         pass
 
     def release(self, turn: Turn) -> None:

@@ -597,6 +597,7 @@ def test_hermes_asks_at_each_turn_whether_a_late_result_can_be_delivered() -> No
 
 def test_the_names_of_handoffs_are_hermess(runner: Any) -> None:
     import hermes_state
+    from gateway.session import SessionStore
 
     source = inspect.getsource(GatewayRunner._process_handoff)
     for name in (
@@ -619,6 +620,15 @@ def test_the_names_of_handoffs_are_hermess(runner: Any) -> None:
         assert callable(getattr(database, name))
     for name in ("reopen_session", "get_compression_tip", "end_session"):
         assert callable(getattr(database, name))
+    for name in ("get_session", "import_sessions"):
+        assert callable(getattr(database, name))
+    for name in ("reset_session", "list_sessions", "peek_session_id"):
+        assert callable(getattr(SessionStore, name))
+    interrupt = inspect.getsource(GatewayRunner._interrupt_and_clear_session)
+    for words in ("self._running_agents.get(session_key)", "running_agent.interrupt("):
+        assert words in interrupt
+    assert "self.config.get_home_channel(platform)" in source
+    assert "self.adapters.get(platform)" in source
     claim = inspect.getsource(database.request_handoff) + inspect.getsource(database.claim_handoff)
     for words in ("handoff_state = 'running'", "handoff_error = NULL", "('completed', 'failed')"):
         assert words in claim

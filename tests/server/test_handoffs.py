@@ -24,6 +24,7 @@ from molecule_hermes.turns.model import Completed
 from tests.server.test_delivery_feed import ends, webhook
 from tests.support.fakes import ScriptedTransport
 from tests.support.operator_hermes import request_handoff
+from tests.support.peers import ask, peer
 from tests.support.waiting import until
 
 ANN = "ann-token-of-the-tests"
@@ -126,6 +127,37 @@ async def test_an_agent_that_cannot_be_reached_takes_no_handoff(
         transport.features = features_of("chat")
         assert "over chat completions" in (await handed(known, home)).reason
     assert state(home)["state"] is None
+
+
+async def test_only_the_plugin_gives_a_conversation_to_a_platform(
+    settings: Callable[..., Settings], home: Path
+) -> None:
+    known = settings(PEER_TOKENS=TOKENS)
+    transport = ScriptedTransport(Completed("hello"))
+    async with Bridge(known, transport) as bridge:
+        async with peer(bridge.local_url, token=ANN) as client:
+            await ask(client, "hello", "c1")
+        handoff = await handed(known, home, session="c1", peer="telegram")
+        assert (handoff.state, handoff.context_id) == ("failed", "c1")
+        assert "over chat completions" in handoff.reason
+        elsewhere = await handed(known, home, session="c1", peer="telegram", owner="bob")
+        assert "no conversation in context 'c1'" in elsewhere.reason
+        assert "unknown peer 'telegram'; known are ann, bob" in elsewhere.reason
+        assert "not to a peer" in (await handed(known, home, owner="bob")).reason
+
+
+async def test_what_a_bridge_that_died_was_giving_to_a_platform_has_failed(
+    settings: Callable[..., Settings], home: Path
+) -> None:
+    known = settings(PEER_TOKENS=TOKENS)
+    left = Handoff("c1", "pager", "main", "c1", str(home), state="running", to_platform=True)
+    records = HandoffRecords(known.handoffs_dir)
+    records.save(left)
+    async with Bridge(known, ScriptedTransport(Completed("hello"))):
+        await until(lambda: (found := records.find(left.id)) and found.is_over, 30)
+    found = records.find(left.id)
+    assert found is not None
+    assert (found.state, "pager" in found.reason) == ("failed", True)
 
 
 async def test_a_bridge_that_is_stopped_ends_its_handoffs(

@@ -25,6 +25,7 @@ from molecule_hermes.wire import (
     Delta,
     File,
     Final,
+    HandOn,
     Inbound,
     Lend,
     Notice,
@@ -46,6 +47,7 @@ from molecule_hermes.wire import (
 PARSERS = (
     Inbound,
     Transcript,
+    HandOn,
     Lend,
     Check,
     Cancel,
@@ -170,6 +172,7 @@ values = st.one_of(
     ),
     st.builds(Check, urls, labels),
     st.builds(Lend, ids, ids, ids, st.integers(0, wire.MAX_LEND), labels, labels),
+    st.builds(HandOn, ids, ids, ids, ids, st.integers(1, wire.MAX_HAND_ON), labels),
     st.builds(Cancel, ids),
     st.builds(Answer, ids, ids, texts),
     st.builds(Steer, ids, texts, labels),

@@ -43,6 +43,13 @@ from molecule_hermes.plugin.hermes_api.handoffs import (
     unbind,
 )
 from molecule_hermes.plugin.hermes_api.jobs import live_jobs
+from molecule_hermes.plugin.hermes_api.platforms import (
+    NotConnectedError,
+    Passing,
+    has_passed,
+    pass_on,
+    take_back,
+)
 from molecule_hermes.plugin.hermes_api.policy import (
     call_first,
     current_platform,
@@ -87,6 +94,8 @@ __all__ = [
     "Binding",
     "CronRun",
     "NotBoundError",
+    "NotConnectedError",
+    "Passing",
     "SessionError",
     "State",
     "add_event_handler",
@@ -105,6 +114,7 @@ __all__ = [
     "follow_cron",
     "has_agent",
     "has_answer",
+    "has_passed",
     "has_profiles",
     "has_session",
     "hermes_home",
@@ -119,6 +129,7 @@ __all__ = [
     "open_approvals",
     "open_session",
     "open_sessions",
+    "pass_on",
     "path_for_tools",
     "probe_environment",
     "profiles",
@@ -134,6 +145,7 @@ __all__ = [
     "state",
     "steer",
     "strip_from_tools",
+    "take_back",
     "take_requests",
     "take_unheard",
     "tools_of",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from molecule_hermes.plugin.settings import PLATFORM
 from molecule_hermes.wire import Transcript
 
-__all__ = ["SessionError", "Sessions", "open_sessions"]
+__all__ = ["SessionError", "Sessions", "open_sessions", "said_in"]
 
 _KEPT = (
     *("role", "content", "tool_calls", "tool_call_id", "tool_name", "timestamp", "token_count"),
@@ -64,8 +64,7 @@ class Sessions:
         if not self._database._execute_write(claim):
             raise SessionError(f"session {session_id} is being handed over already")
         title = str((self._database.get_session(session_id) or {}).get("title") or "")
-        said = tuple({k: m[k] for k in _KEPT if m.get(k) is not None} for m in messages)
-        return Transcript(session_id, said, " ".join(title.split())[:100])
+        return Transcript(session_id, said_in(messages), " ".join(title.split())[:100])
 
     def settle(self, target: str, error: str, session: str = "") -> None:
         """Ends the handoff to the target, of this session if one is named: it failed if there is an
@@ -110,6 +109,10 @@ def open_sessions(home: Path) -> Iterator[Sessions]:
         yield Sessions(database)
     finally:
         database.close()
+
+
+def said_in(messages: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+    return tuple({k: m[k] for k in _KEPT if m.get(k) is not None} for m in messages)
 
 
 def _is_at_work(last: dict[str, Any]) -> bool:

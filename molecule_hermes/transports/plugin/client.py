@@ -25,6 +25,7 @@ from molecule_hermes.wire import (
     Attach,
     Cancel,
     Check,
+    HandOn,
     Inbound,
     Lend,
     Steer,
@@ -93,14 +94,18 @@ class PluginClient:
             return await _json(response)
 
     async def post(
-        self, path: str, message: Inbound | Cancel | Answer | Attach | Steer | Check | Lend
+        self,
+        path: str,
+        message: Inbound | Cancel | Answer | Attach | Steer | Check | Lend | HandOn,
+        timeout: float = _TIMEOUT,
     ) -> tuple[int, dict[str, Any]]:
         """The status and the JSON of the response. Raises aiohttp's errors and `TimeoutError`."""
         url = self.base_url + path
         data = as_payload(json.dumps(message.to_json()).encode())
         headers = {"Content-Type": "application/json"}
+        limit = aiohttp.ClientTimeout(total=timeout, connect=3.0)
         async with self._open_session().post(
-            url, data=data, headers=headers, allow_redirects=False
+            url, data=data, headers=headers, timeout=limit, allow_redirects=False
         ) as response:
             try:
                 return response.status, await _json(response)

@@ -28,7 +28,7 @@ from molecule_hermes.transports.base import (
 from molecule_hermes.transports.deliveries import Receiver
 from molecule_hermes.transports.plugin.callback_server import ReplyServer
 from molecule_hermes.transports.plugin.client import CONNECTIONS, PluginClient
-from molecule_hermes.transports.plugin.lending import lent
+from molecule_hermes.transports.plugin.lending import Lent, lent
 from molecule_hermes.transports.plugin.messages import inbound_of
 from molecule_hermes.transports.plugin.openings import Openings
 from molecule_hermes.transports.plugin.replies import Replies, Reply
@@ -217,7 +217,7 @@ class PluginTransport:
         open_ones = frozenset(map(str, questions)) if isinstance(questions, list) else frozenset()
         return Attached(self._follow(turn, reply), open_ones)
 
-    def lent(self, turn: Turn) -> AbstractAsyncContextManager[str]:
+    def lent(self, turn: Turn) -> AbstractAsyncContextManager[Lent]:
         return lent(self._client, turn)
 
     def leave_turns(self) -> None:
