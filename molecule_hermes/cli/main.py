@@ -10,14 +10,24 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
 
 from molecule_hermes import __version__
-from molecule_hermes.cli.arguments import add_handoff, add_plugin, add_resume
+from molecule_hermes.cli.arguments import (
+    OF_A_REQUEST,
+    add_agents,
+    add_client,
+    add_handoff,
+    add_plugin,
+    add_resume,
+    add_send,
+    add_server,
+    add_watch,
+)
 from molecule_hermes.config import Settings, secret_variables
 from molecule_hermes.errors import BridgeError, ConfigError, StartError
 from molecule_hermes.net.urls import http_url
@@ -77,98 +87,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, run, text in (
-        ("up", _up, "run Hermes and the bridge together"),
-        ("serve", _serve, "run the bridge alone, for a Hermes that is already running"),
-    ):
-        command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("--host", help="address to listen on (MOLECULE_HERMES_HOST)")
-        command.add_argument("--port", help="port to listen on (MOLECULE_HERMES_PORT)")
-        command.add_argument("--state-dir", help="folder for state (MOLECULE_HERMES_STATE_DIR)")
-        command.add_argument(
-            "--transport",
-            choices=("plugin", "chat") if name == "serve" else ("plugin", "chat", "auto"),
-            help="how to reach Hermes (MOLECULE_A2A_PLATFORM_ENABLED)",
-        )
-        command.set_defaults(run=run)
-        if name == "up":
-            command.add_argument(
-                "--keep-config", action="store_true", help="do not change Hermes's folder"
-            )
+    add_server(commands, "up", _up, "run Hermes and the bridge together")
+    add_server(
+        commands, "serve", _serve, "run the bridge alone, for a Hermes that is already running"
+    )
     add_plugin(commands, _plugin)
-    _send_command(commands)
-    _watch_command(commands)
-    _agents_command(commands)
+    add_send(commands, _send)
+    add_watch(commands, _watch)
+    add_agents(commands, _agents)
     add_handoff(commands, _handoff)
     add_resume(commands, _resume)
-    _client_command(commands, "card", _card, "print an agent's card as JSON")
-    _client_command(commands, "doctor", _doctor, "find problems and say how to solve them")
+    add_client(commands, "card", _card, "print an agent's card as JSON")
+    add_client(commands, "doctor", _doctor, "find problems and say how to solve them")
     return parser
-
-
-Run = Callable[[argparse.Namespace], int]
-
-
-def _client_command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, run: Run, text: str
-) -> argparse.ArgumentParser:
-    command = commands.add_parser(name, help=text, description=text)
-    command.add_argument("--url", help="the agent's URL (default: this machine's bridge)")
-    command.add_argument("--token", help="a peer's token (default: MOLECULE_HERMES_TOKEN)")
-    command.set_defaults(run=run)
-    return command
-
-
-def _send_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    send = _client_command(commands, "send", _send, "send a message and stream the reply")
-    send.epilog = (
-        "The reply goes to standard output, everything else to standard error. Questions are asked "
-        "at the terminal (Ctrl-D leaves a question open). Ctrl-C cancels the task; a second Ctrl-C "
-        "leaves it running. Exit codes: 0 completed; 1 failed, canceled, or a question is open; "
-        "2 wrong arguments; 130 Ctrl-C."
-    )
-    add = send.add_argument
-    add("text", nargs="?", metavar="TEXT", help="the message; - reads it from standard input")
-    add("--context", default="", metavar="ID", help="continue this conversation")
-    add("--task", default="", metavar="ID", help="steer this running task, or answer its question")
-    add(
-        "--file",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="attach this file; can be repeated",
-    )
-    add("--save", metavar="DIR", help="save files from the agent in this folder")
-    add("--json", action="store_true", help="print raw events as JSON lines; do not ask questions")
-
-
-def _watch_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from molecule_hermes.cli.watch import EPILOG, add_options
-
-    command = _client_command(commands, "watch", _watch, "show what the agent says unasked")
-    command.epilog = EPILOG
-    add_options(command)
-
-
-def _agents_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    text = "list agents, routes and peers, or say which agent a request gets"
-    command = commands.add_parser("agents", help=text, description=text)
-    command.epilog = (
-        "They come from the file that MOLECULE_HERMES_CONFIG names. Exit codes: 0; 1 if the "
-        "request is refused; 2 if the file or a setting is not valid."
-    )
-    for option, what in _OF_A_REQUEST.items():
-        command.add_argument(f"--{option}", metavar=option.upper(), help=what)
-    command.add_argument("--json", action="store_true", help="print JSON")
-    command.set_defaults(run=_agents)
-
-
-_OF_A_REQUEST = {
-    "peer": "the name of the peer that sends the request",
-    "tenant": "the tenant that it names",
-    "context": "the ID of its context",
-    "skill": "the skill that it asks for",
-}
 
 
 def _up(options: argparse.Namespace) -> int:
@@ -272,7 +203,7 @@ def _agents(options: argparse.Namespace) -> int:
     overview = Overview(Settings.from_env())
     for warning in overview.warnings:
         _say_progress(f"warning: {warning}")
-    given = {name: vars(options)[name] for name in _OF_A_REQUEST if vars(options)[name] is not None}
+    given = {name: vars(options)[name] for name in OF_A_REQUEST if vars(options)[name] is not None}
     answer = overview.answer(Request(**given)) if given else None
     shown = answer or overview
     if options.json:
