@@ -183,8 +183,8 @@ class OwnSettings(BaseModel):
     deliveries: bool = own(
         "DELIVERIES",
         True,
-        "on or off: whether the agent may speak after its turn, or unasked, as jobs of its own end "
-        "(plugin)",
+        "true or false: whether the agent may speak after its turn, or unasked, when a job of its "
+        "own ends (plugin)",
     )
     max_deliveries: Annotated[int, Field(ge=0, le=100_000)] = own(
         "MAX_DELIVERIES",
@@ -385,7 +385,9 @@ class OwnSettings(BaseModel):
         (),
         "host,host:port,… — hosts without a public address to which webhooks may be sent",
     )
-    token: SecretStr | None = own("TOKEN", None, "a peer's token, for `send`, `card` and `doctor`")
+    token: SecretStr | None = own(
+        "TOKEN", None, "a peer's token, for `send`, `watch`, `card` and `doctor`"
+    )
     compat_v03: bool = own(
         "COMPAT_V03", True, "true or false: whether to serve A2A 0.3 clients, too"
     )
