@@ -230,7 +230,8 @@ class HermesAgentProxyExecutor(AgentExecutor):
         policy = self.policy_of(caller_of(context).peer)
         turn = replace(self._turn(context, policy), text=handoff_notice(handed), handoff=handed)
         if any(other.turn.conversation == turn.conversation for other in self._runs.values()):
-            raise Busy("the agent is mid-turn in this conversation", hint="")
+            message = "the agent is mid-turn in this conversation; try again when it has answered"
+            raise Busy(message, hint="")
         active = ActiveTurn.create(turn, begin(), policy=policy, seconds=self._turn_timeout)
         self._register(active)
         await active.queue.enqueue_event(updates.handed_over(turn))

@@ -56,7 +56,8 @@ async def handoff(options: argparse.Namespace, say: Say, report: Say) -> int:
 def listed(settings: Settings) -> Iterator[str]:
     """The handoffs so far, the latest last. Needs no bridge."""
     for each in HandoffRecords(settings.handoffs_dir):
-        line = f"{each.began}  {each.state:9}  {each.session_id or each.session} → {each.peer}"
+        session, peer = each.session_id or each.session, each.peer or "?"
+        line = f"{each.began}  {each.state:9}  {session} → {peer}"
         agent = f"  agent {each.agent}" if each.agent else ""
         reason = f"  ({one_line(each.reason)})" if each.reason else ""
         yield f"{line}{agent}  context {each.context_id}{reason}"

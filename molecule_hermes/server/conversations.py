@@ -23,6 +23,8 @@ __all__ = ["ANONYMOUS", "Conversations", "NoConversation"]
 ANONYMOUS = "anonymous"
 """The name of the only peer where there are no tokens."""
 
+_MID_TURN = "the agent is mid-turn in this conversation; try again when it has answered"
+
 
 class NoConversation(BadRequest):
     """No peer talks in the context."""
@@ -56,7 +58,7 @@ class Conversations:
         with agent.in_use():
             async with slot:
                 if not slot.started:
-                    raise Busy("the agent is mid-turn in this conversation", hint="")
+                    raise Busy(_MID_TURN, hint="")
                 slot.pause()  # the conversation stays taken, and others can run
                 yield turn, agent.transport
 
@@ -68,7 +70,8 @@ class Conversations:
             if await self._has_tasks(context_id, name, each.name)
         ]
         if not found:
-            raise NoConversation(f"there is no conversation in context {context_id!r}", hint="")
+            message = f"there is no conversation in context {context_id!r}"
+            raise NoConversation(f"{message}; check its ID, --peer and --agent", hint="")
         if len(found) > 1:
             raise BadRequest(
                 "there is more than one conversation in this context; say which with --peer or "

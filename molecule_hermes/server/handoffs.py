@@ -302,8 +302,8 @@ class Handoffs:
     def _agent_for(self, handoff: Handoff) -> Agent:
         peer, peers, (_, routes) = handoff.peer, self._peers(), self._known()
         if not peer:
-            hint = "use `molecule-hermes handoff`"
-            raise BadRequest(f"MOLECULE_HERMES_HANDOFF_TO does not say to whom; {hint}", hint="")
+            hint = "set it and restart the bridge, or use `molecule-hermes handoff`"
+            raise BadRequest(f"MOLECULE_HERMES_HANDOFF_TO names no peer; {hint}", hint="")
         if peer not in peers:
             raise BadRequest(self._unknown(peer), hint="")
         if handoff.owner:
@@ -312,7 +312,8 @@ class Handoffs:
         chosen = name or routes.choose(_name(peer), "", handoff.context_id, "")
         agents = self._roster.agents
         if chosen is None or chosen not in agents or not routes.allows(_name(peer), chosen):
-            raise BadRequest(f"peer {peer!r} does not reach the agent {name or 'main'!r}", hint="")
+            message = f"peer {peer!r} does not reach the agent {name or 'main'!r}"
+            raise BadRequest(f"{message}; `molecule-hermes agents` lists the agents", hint="")
         return agents[chosen]
 
 

@@ -56,7 +56,8 @@ class Resumes:
     async def _lent(self, context_id: str, peer: str, name: str) -> AsyncIterator[Terminal]:
         async with self._conversations.held(context_id, peer, name) as (turn, transport):
             if not isinstance(transport, FleetTransport):
-                raise BadRequest("its Hermes is not run by this bridge", hint="")
+                message = "this bridge does not run the agent's Hermes; use the CLI where that runs"
+                raise BadRequest(message, hint="")
             async with transport.lend(turn) as terminal:
                 yield terminal
 

@@ -43,7 +43,7 @@ class Sessions:
         session_id = self._find(name)
         messages = self._database.get_messages(session_id)
         if not messages:
-            raise SessionError(f"session {session_id} has no messages")
+            raise SessionError(f"session {session_id} has no messages; choose one that has some")
         if _is_at_work(messages[-1]):
             raise SessionError(
                 f"the agent of session {session_id} is mid-turn; try again when it has answered"
@@ -92,7 +92,10 @@ class Sessions:
         session_id = self._database.resolve_session_id(name)
         session_id = session_id or self._database.resolve_session_by_title(name)
         if not session_id:
-            raise SessionError(f"there is no session {name!r}, or more than one begins like that")
+            raise SessionError(
+                f"there is no session {name!r}, or more than one begins like that; "
+                "`hermes sessions list` shows them, and --hermes-home names another folder"
+            )
         return str(self._database.get_compression_tip(session_id) or session_id)
 
 
