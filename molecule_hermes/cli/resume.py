@@ -1,7 +1,7 @@
 """`molecule-hermes resume`: a peer's conversation in Hermes's own CLI, as confined as its agent.
 
-The CLI runs in a terminal of its own, whose input and output are passed on, so that what an agent
-runs in it cannot type into the operator's.
+The CLI runs in a terminal of its own, or with pipes, whose content is passed on, so that what an
+agent runs in it can neither type into the operator's terminal nor read from it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import fcntl
 import json
+import math
 import os
 import pty
 import select
@@ -18,8 +19,10 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 import tty
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -36,6 +39,10 @@ __all__ = ["resume"]
 _PASSED_ON = ("TERM", "COLORTERM", "LANG", "LC_ALL", "LC_CTYPE")
 _CHUNK = 65536
 _TICK = 0.2
+_LEFT = 1.0
+"""Seconds for what processes that outlive the CLI write meanwhile."""
+_PATIENCE = 10.0
+"""Seconds for a CLI that is to end."""
 
 
 def resume(options: argparse.Namespace) -> int:
@@ -76,8 +83,7 @@ def _run(terminal: Mapping[str, Any], lines: Iterator[str], text: str | None) ->
         with os.fdopen(write, "wb") as file:
             file.write(json.dumps(terminal["handover"]).encode())
         threading.Thread(target=_end_with, args=(lines, process), daemon=True).start()
-        if interactive:
-            _pass_on(process)
+        _pass_on(process)
         return process.wait()
 
 
@@ -89,11 +95,15 @@ def _end_with(lines: Iterator[str], process: _Process) -> None:
     if process.poll() is None:
         sys.stderr.write("\r\nmolecule-hermes: the bridge has ended\r\n")
         process.terminate()
+        try:
+            process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 class _Process(subprocess.Popen[bytes]):
-    master = -1
-    """The side of its terminal that is ours."""
+    routes: Mapping[int, int] = MappingProxyType({})
+    """Where what is read from each file is written to."""
 
 
 @contextlib.contextmanager
@@ -105,10 +115,16 @@ def _opened(
         env=env,
         cwd=cwd,
         stdin=subprocess.DEVNULL,
+        # Never the operator's terminal: what can write to it can read from it, too.
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         pass_fds=(handover,),
         start_new_session=True,
         preexec_fn=die_with_parent,
     ) as process:
+        if process.stdout is None or process.stderr is None:
+            raise RuntimeError("it has no pipes")
+        process.routes = {process.stdout.fileno(): 1, process.stderr.fileno(): 2}
         yield process
 
 
@@ -129,15 +145,17 @@ def _opened_in_terminal(
             stderr=slave,
             pass_fds=(handover,),
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_take_terminal,
         ) as process:
             os.close(slave)
-            process.master = master
+            process.routes = {0: master, master: 1}
             signal.signal(signal.SIGWINCH, lambda *_: _copy_size(master))
             tty.setraw(0)
             yield process
     finally:
-        termios.tcsetattr(0, termios.TCSADRAIN, before)
+        # The terminal's answers to the CLI's last output are not for the operator's shell.
+        select.select([], [], [], _TICK)
+        termios.tcsetattr(0, termios.TCSAFLUSH, before)
         os.close(master)
 
 
@@ -154,20 +172,24 @@ def _copy_size(master: int) -> None:
 
 def _pass_on(process: _Process) -> None:
     """Until the CLI has ended and all that it wrote is shown."""
-    sources = [0, process.master]
-    while True:
+    sources, until = set(process.routes), math.inf
+    while sources and time.monotonic() < until:
         ready, _, _ = select.select(sources, [], [], _TICK)
-        if not ready and process.poll() is not None:
-            return
-        if process.master in ready:
-            try:
-                shown = os.read(process.master, _CHUNK)
-            except OSError:  # the other side is closed
+        if process.poll() is not None:
+            if not ready:
                 return
-            os.write(1, shown)
-        if 0 in ready:
-            typed = os.read(0, _CHUNK)
-            if typed:
-                os.write(process.master, typed)
+            until = min(until, time.monotonic() + _LEFT)
+        for fd in ready:
+            try:
+                data = os.read(fd, _CHUNK)
+            except OSError:  # the other side of the terminal is closed
+                return
+            if not data:
+                sources.remove(fd)
             else:
-                sources.remove(0)
+                _write(process.routes[fd], data)
+
+
+def _write(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
