@@ -33,7 +33,7 @@ from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.protocol.webhooks import Arrivals, PushSender
 from molecule_hermes.server.conversations import ANONYMOUS, Conversations, NoConversation
 from molecule_hermes.server.handoff_records import Handoff, HandoffRecords
-from molecule_hermes.server.handoff_requests import requested_in
+from molecule_hermes.server.handoff_requests import find_request
 from molecule_hermes.transports.plugin.lending import NotConnected
 from molecule_hermes.transports.plugin.transport import PluginTransport
 from molecule_hermes.turns.features import Feature, why_not
@@ -124,7 +124,7 @@ class Handoffs:
         peer, _, context_id = to.partition("/")
         while True:
             await asyncio.sleep(_WATCH_EVERY)
-            if (session := await asyncio.to_thread(requested_in, home)) is None:
+            if (session := await find_request(home)) is None:
                 continue
             handoff = Handoff(
                 session, peer, "", context_id or str(uuid.uuid4()), str(home), requested=True
