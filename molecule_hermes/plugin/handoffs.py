@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
+import stat
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -88,5 +90,8 @@ class Handoffs:
 
 
 def _read(path: Path) -> Binding:
-    with path.open() as file:
+    """Tools of the agent can write to the folder: a pipe would be waited for for ever."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError(f"{path} is not a file")
         return Binding(**json.loads(file.read(_MAX_RECORD)))

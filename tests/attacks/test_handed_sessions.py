@@ -103,3 +103,23 @@ async def test_a_session_without_end_is_refused_before_the_bridge_reads_it(
         out, _ = await process.communicate(json.dumps(asked).encode())
     assert len(out) < 1000
     assert reason in json.loads(out)["error"]
+
+
+async def test_a_pipe_in_place_of_a_handoffs_record_does_not_hold_up_hermes(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "planted.json")
+    (tmp_path / "link.json").symlink_to(tmp_path / "planted.json")
+    (tmp_path / "folder.json").mkdir()
+    script = (
+        "import asyncio, sys; from pathlib import Path; "
+        "from molecule_hermes.plugin.handoffs import Handoffs; "
+        "asyncio.run(Handoffs(None, Path(sys.argv[1])).restore())"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, str(tmp_path))
+    try:
+        async with asyncio.timeout(30):
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert not (tmp_path / "planted.json").exists()

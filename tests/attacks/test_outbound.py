@@ -22,6 +22,7 @@ from molecule_hermes.wire import OUTBOUND_PATH, SECRET_HEADER, Called, PeerCall
 from tests.support.outbound import asking
 from tests.support.sdk_agent import TOKEN, sdk_agent
 from tests.support.serving import serve
+from tests.support.waiting import until
 
 SECRET = "the-shared-secret-0123456789"
 CALL = PeerCall("mine", "c", "delegate", "other", "hi").to_json()
@@ -354,3 +355,21 @@ async def test_an_agent_cannot_have_another_task_canceled() -> None:
         await turn.call("stop", call_id="one")
         await waiting
     assert canceled == ["own"]
+
+
+async def test_a_flood_of_calls_that_do_not_count_is_bounded() -> None:
+    go_on = asyncio.Event()
+
+    async def card(request: web.Request) -> web.Response:
+        await go_on.wait()
+        return web.Response(status=404)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", card)
+    async with serve(app) as url, asking(PeerConfig("other", url=url)) as turn:
+        calls = [asyncio.create_task(turn.call("list")) for _ in range(500)]
+        await until(lambda: sum(call.done() for call in calls) >= 500 - 16)
+        refused = [call.result().result for call in calls if call.done()]
+        go_on.set()
+        await asyncio.gather(*calls)
+    assert {result["error"]["kind"] for result in refused} == {"busy"}

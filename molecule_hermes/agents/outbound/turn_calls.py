@@ -17,7 +17,14 @@ from molecule_hermes.agents.outbound.remote import Remote
 from molecule_hermes.agents.outbound.remote_task import RemoteTask
 from molecule_hermes.backoff import Backoff
 from molecule_hermes.config import AgentConfig
-from molecule_hermes.errors import BadRequest, Forbidden, InternalFailure, TurnFailure, TurnTimeout
+from molecule_hermes.errors import (
+    BadRequest,
+    Busy,
+    Forbidden,
+    InternalFailure,
+    TurnFailure,
+    TurnTimeout,
+)
 from molecule_hermes.protocol.chain import Chain, Loops
 from molecule_hermes.protocol.states import state_name
 from molecule_hermes.turns.outbound import Progress
@@ -33,6 +40,8 @@ logger = logging.getLogger(__name__)
 _FREE = frozenset({"list", "cancel", "stop"})
 """Actions that do not count for the turn's budget."""
 _MAX_LISTED = 50
+_MAX_AT_ONCE = 16
+"""Calls of a turn that run at once, also of those that do not count."""
 _LIST_TIMEOUT = 5.0
 _START_TIMEOUT = 30.0
 _POLLING = Backoff(first=0.5, longest=5.0)
@@ -68,6 +77,9 @@ class OutboundTurn:
         if self._closed or call.call_id in self._running:
             failure = BadRequest("the turn is over, or this call is under way", hint="")
             return self._counted(call, results.failed(failure))
+        if len(self._running) >= _MAX_AT_ONCE:
+            busy = Busy(f"{_MAX_AT_ONCE} calls of this turn run already", hint="wait for them")
+            return self._counted(call, results.failed(busy))
         work = asyncio.create_task(self._answered(call), name=f"outbound:{call.action}")
         self._running[call.call_id] = work
         try:
