@@ -7,16 +7,17 @@ it only has to be the same each time, and nobody else's.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import dataclass
 from typing import Any, Self, TypeGuard
 
-from a2a.types import AgentCard, AgentExtension, Message
+from a2a.types import AgentCard, AgentExtension, Message, Task
 from google.protobuf import json_format
 
 from molecule_hermes.errors import BadRequest, Forbidden
 
-__all__ = ["CHAIN_URI", "Chain", "Loops", "agent_id", "chain_extension", "id_on_card"]
+__all__ = ["CHAIN_URI", "Chain", "Loops", "agent_id", "chain_extension", "hops_of", "id_on_card"]
 
 CHAIN_URI = "urn:molecule-hermes:a2a:chain:1"
 """Also the name in a message's metadata under which the chain stands."""
@@ -59,6 +60,10 @@ class Chain:
         if CHAIN_URI not in message.extensions:
             message.extensions.append(CHAIN_URI)
 
+    def mark_task(self, task: Task) -> None:
+        """Writes the chain into a task that no message began."""
+        task.metadata.update({CHAIN_URI: {_AGENTS: list(self.agents), _HOPS: self.hops}})
+
 
 @dataclass(frozen=True, slots=True)
 class Loops:
@@ -97,6 +102,18 @@ class Loops:
                 "that agent waits for this answer: a call would be a loop",
                 hint="answer with what is known, without calling that agent",
             )
+
+
+def hops_of(task: Task) -> int:
+    """How many calls from agent to agent led to a task."""
+    marked = Message()
+    if CHAIN_URI in task.metadata.fields:
+        marked.metadata.fields[CHAIN_URI].CopyFrom(task.metadata.fields[CHAIN_URI])
+    most = 0
+    for message in (marked, *task.history):
+        with contextlib.suppress(BadRequest):
+            most = max(most, Chain.of(message).hops)
+    return most
 
 
 def chain_extension(agent: str) -> AgentExtension:

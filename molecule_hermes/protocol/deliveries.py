@@ -28,6 +28,7 @@ from molecule_hermes.errors import (
     TurnFailure,
 )
 from molecule_hermes.protocol.caller import Caller
+from molecule_hermes.protocol.chain import Chain, hops_of
 from molecule_hermes.protocol.recovery import Resumes
 from molecule_hermes.protocol.states import TERMINAL
 from molecule_hermes.protocol.task_log import TaskLog
@@ -188,8 +189,12 @@ class Deliveries:
     async def _begin(
         self, opening: Opening, executor: Resumes, task: Task, call: ServerCallContext
     ) -> None:
-        origin = await self._origin(opening, call)
+        found = await self._origin(opening, call)
+        origin = found.id if found is not None else ""
         _describe(task, opening, origin)
+        if found is not None and (hops := hops_of(found)):
+            # Without the names: an agent may well get the late result of what it asked for.
+            Chain(hops=hops).mark_task(task)
         await self._webhooks.follow_delivery(task.id, origin, call)
         record = TurnRecord(
             opening.push_id,
@@ -208,15 +213,15 @@ class Deliveries:
         context = RequestContext(call, None, task.id, task.context_id, log.task)
         executor.resume(context, record, log)
 
-    async def _origin(self, opening: Opening, call: ServerCallContext) -> str:
+    async def _origin(self, opening: Opening, call: ServerCallContext) -> Task | None:
         """The task that the delivery comes from, if its peer still has it."""
         name = opening.origin.a2a_task_id
         if not name:
-            return ""
+            return None
         try:
-            return name if await self._tasks.get(name, call) is not None else ""
+            return await self._tasks.get(name, call)
         except A2AError:
-            return ""
+            return None
 
 
 class AgentDeliveries:

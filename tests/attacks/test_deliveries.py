@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import httpx
 import pytest
-from a2a.types import TaskPushNotificationConfig
+from a2a.client import Client
+from a2a.types import ListTasksRequest, Task, TaskPushNotificationConfig, TaskState
 from a2a.utils.errors import A2AError
 
+from molecule_hermes.agents.outbound.channel import message_of
+from molecule_hermes.client.connection import message
 from molecule_hermes.config import Settings
+from molecule_hermes.protocol.chain import Chain
 from molecule_hermes.server.bridge import Bridge
 from molecule_hermes.transports.plugin.transport import PluginTransport
-from tests.support.peers import ask, peer
+from tests.support.peers import ask, peer, send
 from tests.support.pushing_plugin import SECRET, PushingPlugin, pushing_plugin
 from tests.support.waiting import until
 
@@ -68,3 +73,36 @@ async def test_a_peer_cannot_pose_as_a_webhook_of_the_operator(
         )
         with pytest.raises(A2AError, match="reserved"):
             await client.create_task_push_notification_config(config)
+
+
+async def test_agents_that_deliver_to_each_other_do_so_only_so_often(
+    plugin: PushingPlugin, bridge: Bridge
+) -> None:
+    """Each message begins a job, whose end is a message to the other one's url."""
+    hops = []
+    async with peer(bridge.url) as client:
+        request = message("ping", "ctx")
+        for number in range(10):
+            chain = Chain.of(request.message).followed_by(f"other {number}")
+            hops.append(chain.hops)
+            Chain(hops=chain.hops).mark(request.message)
+            turn = await send(client, request)
+            if turn.states[-1].endswith("REJECTED"):
+                break
+            origin = {"a2a_task_id": turn.task_id}
+            await plugin.deliver(f"p{number}", "it has ended", origin=origin)
+            task = await until(partial(_delivered, client, number + 1))
+            said = message_of(task)
+            assert said is not None
+            request = message("ping", "ctx")
+            request.message.metadata.CopyFrom(said.metadata)
+            request.message.message_id = said.message_id
+    assert hops == [1, 2, 3, 4, 5, 6]
+
+
+async def _delivered(client: Client, count: int) -> Task | None:
+    """The last of so many deliveries, once it has ended."""
+    tasks = (await client.list_tasks(ListTasksRequest(include_artifacts=True))).tasks
+    late = [task for task in tasks if "initiatedBy" in task.metadata.fields]
+    done = [task for task in late if task.status.state == TaskState.TASK_STATE_COMPLETED]
+    return done[0] if len(done) == count else None

@@ -138,14 +138,17 @@ class OutboundCalls:
         return remote is not None and not remote.config.from_registry
 
     async def send(self, peer: str, message: Message, *, agent: str) -> None:
-        """Sends a message of the agent's own to a peer's URL; returns when that has taken it.
+        """Sends a message of the agent's own to a peer's URL; returns when that has taken it. The
+        message may have the chain of what it comes from.
 
         Raises a `TurnFailure`. Whoever repeats the message has to keep its id.
         """
         remote = self._remotes.get(peer)
         if remote is None or remote.config.from_registry:
             raise Forbidden(f"peers.{peer} has no url", hint="name the agent's url there")
-        Chain().followed_by(self.loops(agent).agent).mark(message)
+        chain = Chain.of(message).followed_by(self.loops(agent).agent)
+        Loops(max_hops=self.settings.max_hops).refuse(chain)
+        chain.mark(message)
         try:
             async with asyncio.timeout(_TAKEN_WITHIN):
                 await self._sent(remote, message)

@@ -11,6 +11,7 @@ from google.protobuf.json_format import MessageToDict
 from molecule_hermes.agents.outbound.calls import OutboundCalls
 from molecule_hermes.errors import TurnFailure
 from molecule_hermes.protocol.caller import Caller
+from molecule_hermes.protocol.chain import Chain, hops_of
 from molecule_hermes.protocol.extensions import DELIVERIES
 from molecule_hermes.protocol.reply import REASONING
 
@@ -55,6 +56,8 @@ def message_of(task: Task) -> Message | None:
         extensions=[DELIVERIES],
     )
     message.metadata.update({DELIVERIES: {"taskId": task.id, **about}})
+    if hops := hops_of(task):
+        Chain(hops=hops).mark(message)
     return message
 
 

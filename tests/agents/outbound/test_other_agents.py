@@ -198,3 +198,16 @@ async def test_a_message_of_our_own_is_sent_once_and_says_what_came_of_it() -> N
         with pytest.raises(Forbidden):
             await calls.send("another", message("echo this").message, agent="main")
         assert len(agent.messages) == 1
+
+
+async def test_a_message_of_our_own_counts_the_calls_that_led_to_it() -> None:
+    async with sdk_agent() as agent, asking(peer(agent)) as turn:
+        said = message("echo this").message
+        Chain(hops=4).mark(said)
+        await turn.calls.send("other", said, agent="main")
+        assert Chain.of(agent.messages[0]).hops == 5
+        further = message("echo that").message
+        Chain(hops=5).mark(further)
+        with pytest.raises(Forbidden):
+            await turn.calls.send("other", further, agent="main")
+        assert len(agent.messages) == 1
