@@ -170,6 +170,7 @@ class Bridge:
             self._apply(settings, configuration)
             self._take_deliveries()
             self._app.app = self._create_app()
+            self._feed.end_all()
 
     def _apply(self, settings: Settings, configuration: Configuration) -> None:
         """Does not wait for anything, so that no request sees a part of the change."""

@@ -36,11 +36,19 @@ from molecule_hermes.server.rest import rest_error
 from molecule_hermes.server.versions import CallContextBuilder
 from molecule_hermes.storage.base import DeliveryEvent
 
-__all__ = ["DeliveryFeed", "delivery_endpoint"]
+__all__ = ["DeliveryFeed", "Wake", "delivery_endpoint"]
 
 _BATCH = 50
 _MAX_CURSOR = 2**63 - 1
 _RETRY_STORE = 1.0
+_LONGEST = 3600.0
+"""Seconds of a stream. Then its client comes back, and shows that it still may follow."""
+
+
+class Wake(asyncio.Event):
+    """Set when there may be more for a stream, or when it is over."""
+
+    over = False
 
 
 class DeliveryFeed:
@@ -58,7 +66,7 @@ class DeliveryFeed:
         self._max_subscribers = max_subscribers
         self._max_of_caller = max_of_caller
         self._keepalive = keepalive
-        self._subscribers: dict[asyncio.Event, frozenset[str]] = {}
+        self._subscribers: dict[Wake, frozenset[str]] = {}
         self._of_caller: Counter[str] = Counter()
         self._closed = False
 
@@ -74,7 +82,12 @@ class DeliveryFeed:
     def close(self) -> None:
         """Ends all streams. The clients come back to the next bridge with their cursors."""
         self._closed = True
+        self.end_all()
+
+    def end_all(self) -> None:
+        """Ends those that there are now: who may follow what may be different from now on."""
         for wake in self._subscribers:
+            wake.over = True
             wake.set()
 
     def respond(self, request: Request, owners: Sequence[str], peer: str) -> Response:
@@ -93,8 +106,8 @@ class DeliveryFeed:
         return _Stream(self.events(owners, after, wake), lasting)
 
     @contextlib.contextmanager
-    def _subscribed(self, owners: frozenset[str], peer: str) -> Iterator[asyncio.Event]:
-        wake = asyncio.Event()
+    def _subscribed(self, owners: frozenset[str], peer: str) -> Iterator[Wake]:
+        wake = Wake()
         self._subscribers[wake] = owners
         self._of_caller[peer] += 1
         try:
@@ -106,13 +119,14 @@ class DeliveryFeed:
                 del self._of_caller[peer]
 
     async def events(
-        self, owners: Sequence[str], after: int | None, wake: asyncio.Event
+        self, owners: Sequence[str], after: int | None, wake: Wake
     ) -> AsyncGenerator[str, None]:
         """The lines of a stream; `wake` is set when there may be more."""
         cursor = int(time.time() * 1e6) if after is None else after
+        until = time.monotonic() + _LONGEST
         # A client that has seen nothing yet comes back to where it began, too.
         yield f"id: {cursor}\nretry: 2000\n\n"
-        while not self._closed:
+        while not wake.over and time.monotonic() < until:
             wake.clear()  # before the store is read: what comes later sets it again
             try:
                 found = await self._tasks.delivery_events(owners, cursor, _BATCH)

@@ -11,10 +11,11 @@ import pytest
 from a2a.client import Client
 from a2a.types import ListTasksRequest, Task, TaskPushNotificationConfig, TaskState
 from a2a.utils.errors import A2AError
+from pydantic import SecretStr
 
 from molecule_hermes.agents.outbound.channel import message_of
 from molecule_hermes.client.connection import message
-from molecule_hermes.config import Settings
+from molecule_hermes.config import AgentConfig, Configuration, PeerConfig, Settings
 from molecule_hermes.protocol.chain import Chain
 from molecule_hermes.server.bridge import Bridge
 from molecule_hermes.transports.plugin.transport import PluginTransport
@@ -106,3 +107,27 @@ async def _delivered(client: Client, count: int) -> Task | None:
     late = [task for task in tasks if "initiatedBy" in task.metadata.fields]
     done = [task for task in late if task.status.state == TaskState.TASK_STATE_COMPLETED]
     return done[0] if len(done) == count else None
+
+
+async def test_a_peer_that_is_removed_follows_nothing_any_more(
+    settings: Callable[..., Settings], plugin: PushingPlugin
+) -> None:
+    def configured(*names: str) -> Configuration:
+        tokens = {name: SecretStr(f"{name}-token-of-the-tests") for name in names}
+        peers = {name: PeerConfig(name, token=token) for name, token in tokens.items()}
+        return Configuration(agents={"main": AgentConfig()}, peers=peers)
+
+    transport = PluginTransport(plugin.url, secret=SECRET, tell_every=0.05)
+    given = settings(DRAIN_TIMEOUT=0)
+    async with (
+        asyncio.timeout(60),
+        Bridge(given, transport, configuration=configured("ann", "bob")) as bridge,
+        httpx.AsyncClient(headers={"Authorization": "Bearer ann-token-of-the-tests"}) as http,
+    ):
+        await until(lambda: plugin.takes)
+        async with http.stream("GET", f"{bridge.url}/deliveries") as response:
+            assert response.status_code == 200
+            await bridge.reload(configured("bob"))
+            async for _ in response.aiter_lines():
+                pass
+        assert (await http.get(f"{bridge.url}/deliveries")).status_code == 401

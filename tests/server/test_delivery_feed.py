@@ -33,7 +33,7 @@ from molecule_hermes.protocol.channels import Channel
 from molecule_hermes.protocol.extensions import DELIVERIES
 from molecule_hermes.protocol.task_registry import TaskRegistry
 from molecule_hermes.server.bridge import Bridge
-from molecule_hermes.server.deliveries import DeliveryFeed
+from molecule_hermes.server.deliveries import DeliveryFeed, Wake
 from molecule_hermes.storage.base import Store
 from molecule_hermes.storage.memory import MemoryTaskStore
 from molecule_hermes.transports.plugin.transport import PluginTransport
@@ -434,7 +434,7 @@ def test_whatever_happens_a_client_gets_every_event_once(steps: list[str]) -> No
             elif step == "drop":
                 events = None
             elif step == "read":
-                wake = asyncio.Event()
+                wake = Wake()
                 events = feed.events(["alice"], int(cursor), wake)
                 async with contextlib.aclosing(events):
                     await read()
