@@ -30,7 +30,7 @@ async def handoff(options: argparse.Namespace, say: Say, report: Say) -> int:
     settings = Settings.from_env(hermes_home=options.hermes_home)
     if options.list:
         for line in listed(settings):
-            say(redact(line))
+            say(line)
         return 0
     if not options.session or not options.to:
         hint = "give SESSION and --to PEER, CONTEXT and --to PLATFORM, or --list"
@@ -49,7 +49,7 @@ async def handoff(options: argparse.Namespace, say: Say, report: Say) -> int:
     async with progress(report, "waiting"):
         ended = await _followed(settings, begun, report)
     reason = f" ({ended.reason})" if ended.reason else ""
-    report(redact(f"{ended.state}: session {ended.session_id or ended.session}{reason}"))
+    report(_shown(f"{ended.state}: session {ended.session_id or ended.session}{reason}"))
     return 0 if ended.state == "completed" else 1
 
 
@@ -60,7 +60,12 @@ def listed(settings: Settings) -> Iterator[str]:
         line = f"{each.began}  {each.state:9}  {session} → {peer}"
         agent = f"  agent {each.agent}" if each.agent else ""
         reason = f"  ({one_line(each.reason)})" if each.reason else ""
-        yield f"{line}{agent}  context {each.context_id}{reason}"
+        yield _shown(f"{line}{agent}  context {each.context_id}{reason}")
+
+
+def _shown(text: str) -> str:
+    """Names of sessions, and reasons, can be written by an agent's tools."""
+    return "".join(filter(str.isprintable, redact(text)))
 
 
 async def _begin(settings: Settings, asked: dict[str, str]) -> Handoff:

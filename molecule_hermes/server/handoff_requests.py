@@ -24,7 +24,7 @@ _FILES = ("state.db", "state.db-journal", "state.db-wal", "state.db-shm")
 # The gateway has taken these from its CLI, and its plugin waits for a bridge.
 _REQUESTED = f"""
 SELECT id FROM sessions WHERE handoff_state = 'running' AND handoff_platform = '{PLATFORM}'
-AND typeof(id) = 'text' AND length(id) <= 256
+AND typeof(id) = 'text' AND length(id) <= 256 AND id NOT GLOB '*[^ -~]*'
 ORDER BY started_at LIMIT 1
 """  # noqa: S608 - it has only constants
 

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from hermes_state import SessionDB
 
+from molecule_hermes.cli.handoff import listed
+from molecule_hermes.config import Settings
+from molecule_hermes.server.handoff_records import Handoff, HandoffRecords
 from molecule_hermes.server.handoff_requests import requested_in
 
 _LOOK = """
@@ -65,7 +68,7 @@ async def test_a_pipe_in_place_of_the_journal_holds_up_nothing(
             await process.wait()
 
 
-@pytest.mark.parametrize("planted", ["x" * 70_000, b"s1", 7, None])
+@pytest.mark.parametrize("planted", ["x" * 70_000, b"s1", 7, None, "\x1b]0;x\x07", "s\n2"])
 def test_an_id_that_is_none_does_not_hide_a_request(tmp_path: Path, planted: object) -> None:
     _database(tmp_path, planted, "s1")
     assert requested_in(tmp_path) == "s1"
@@ -123,3 +126,12 @@ async def test_a_pipe_in_place_of_a_handoffs_record_does_not_hold_up_hermes(tmp_
             process.kill()
             await process.wait()
     assert not (tmp_path / "planted.json").exists()
+
+
+def test_the_list_of_handoffs_writes_nothing_that_a_terminal_acts_on(tmp_path: Path) -> None:
+    settings = Settings.from_env({"MOLECULE_HERMES_STATE_DIR": str(tmp_path)})
+    handoff = Handoff("s\x1b[2J\nfaked", "ann", "", "ctx", str(tmp_path))
+    handoff.end("no \x1b]52;c;AAAA\x07 such\x9b2J session")
+    HandoffRecords(settings.handoffs_dir).save(handoff)
+    (line,) = listed(settings)
+    assert line.isprintable()
