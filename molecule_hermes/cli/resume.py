@@ -7,6 +7,7 @@ agent runs in it can neither type into the operator's terminal nor read from it.
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
 import fcntl
 import json
@@ -172,6 +173,9 @@ def _copy_size(master: int) -> None:
 
 def _pass_on(process: _Process) -> None:
     """Until the CLI has ended and all that it wrote is shown."""
+    in_terminal = 0 in process.routes  # of its own, whose content is more than text
+    shown = () if in_terminal else process.routes.items()
+    plain = {fd: _Plain() for fd, to in shown if os.isatty(to)}
     sources, until = set(process.routes), math.inf
     while sources and time.monotonic() < until:
         ready, _, _ = select.select(sources, [], [], _TICK)
@@ -187,7 +191,18 @@ def _pass_on(process: _Process) -> None:
             if not data:
                 sources.remove(fd)
             else:
-                _write(process.routes[fd], data)
+                _write(process.routes[fd], plain[fd].of(data) if fd in plain else data)
+
+
+class _Plain:
+    """What a terminal acts on is left out of an answer: it has asked for nothing but the text."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def of(self, data: bytes) -> bytes:
+        text = self._decoder.decode(data)
+        return "".join(c for c in text if c.isprintable() or c in "\n\t").encode()
 
 
 def _write(fd: int, data: bytes) -> None:

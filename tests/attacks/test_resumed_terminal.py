@@ -55,6 +55,16 @@ async def test_a_single_answer_is_written_without_the_operators_terminal() -> No
         assert await terminal.ends() == 0
 
 
+async def test_a_single_answer_does_not_steer_the_operators_terminal() -> None:
+    said = "before \x1b]52;c;AAAA\x07\x9b2J\x1b[6nüber\tafter\n"
+    cli = f"import sys; sys.stdout.buffer.write({said!r}.encode())"
+    async with _at_terminal(cli, text="hello") as terminal:
+        await terminal.shows("after")
+        assert await terminal.ends() == 0
+        assert "über" in terminal.seen
+        assert not {"\x1b", "\x07", "\x9b"} & set(terminal.seen)
+
+
 async def test_errors_and_the_exit_code_of_a_single_answer_reach_the_operator() -> None:
     cli = "import sys; sys.stderr.write('it went wrong'); sys.exit(7)"
     async with _at_terminal(cli, text="hello") as terminal:
