@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -20,6 +22,9 @@ from tests.support.fakes import KEY, FakeHermes, fake_hermes
 from tests.support.postgres import Postgres, postgres
 
 _TESTS = Path(__file__).parent
+_HERMES = tempfile.TemporaryDirectory(prefix="hermes-of-the-tests-", ignore_cleanup_errors=True)
+# Some of Hermes's modules write to its folder when they are imported, before any fixture.
+os.environ["HERMES_HOME"] = _HERMES.name
 # Markers of tests that run only with the option of the same name.
 _ON_REQUEST = ("image", "clients")
 _LONGEST = (

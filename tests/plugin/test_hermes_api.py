@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import logging
 import os
+import pwd
 import queue
 import re
 import subprocess
@@ -666,3 +668,10 @@ async def test_what_hermess_own_command_asks_for_is_left_to_the_bridge(runner: A
         hermes_api.leave_requests(runner)
         await runner._process_handoff({**row, "handoff_platform": "molecule_a2a"})
     assert seen == ["telegram", "molecule_a2a"]
+
+
+def test_importing_hermes_leaves_the_users_own_hermes_alone() -> None:
+    own = Path(pwd.getpwuid(os.getuid()).pw_dir) / ".hermes"
+    logs = [getattr(each, "baseFilename", "") for each in logging.getLogger().handlers]
+    assert any(logs), "Hermes writes no log any more, so this shows nothing"
+    assert [log for log in logs if log and Path(log).is_relative_to(own)] == []
