@@ -1,4 +1,4 @@
-"""What the agent says without a message of its peer: the end of a job, a cron job, a handoff.
+"""What the agent says without a message of its peer: the end of a job, or a cron job.
 
 A delivery is a turn like any other, under an id of its own, or a text that is complete. Its first
 callback is a push. It goes to the bridge that takes deliveries; while none does, and until one has
@@ -82,23 +82,17 @@ class Deliveries:
                 self._readdress(journal)
         return takes
 
-    def run(self, chat_id: str, event: Any, *, cause: Cause = "background", job: str = "") -> None:
+    def run(self, chat_id: str, event: Any) -> None:
         """Has the agent work on an event of Hermes, as a delivery after what waits in the chat.
 
         Raises `NotDeliveredError` if it was dropped.
         """
         named = job_named_in(event.text)
         known = self.origins.of(chat_id, named, str(event.message_id or ""))
-        label = job or (known.label if known else "") or _described(event.text)
+        label = (known.label if known else "") or _described(event.text)
         origin = known or Job(self.origins.settings(chat_id))
-        turn = self._open(chat_id, cause, Job(origin.inbound, label), event)
+        turn = self._open(chat_id, "background", Job(origin.inbound, label), event)
         self._wake(turn.chat_id)
-
-    def deliver(
-        self, chat_id: str, cause: Cause, text: str, *, job: str = "", job_id: str = ""
-    ) -> None:
-        """Delivers a text that is complete. Raises `NotDeliveredError` if it was dropped."""
-        self.close(self.open(chat_id, cause, job=job, job_id=job_id), text)
 
     def open(self, chat_id: str, cause: Cause, *, job: str = "", job_id: str = "") -> Turn:
         """Opens a delivery of which no agent works: what is emitted for this turn, such as files,

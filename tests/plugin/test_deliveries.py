@@ -103,7 +103,7 @@ async def test_a_complete_text_is_a_delivery_without_a_turn(
 ) -> None:
     desk.take(bridge.url)
     desk.deliveries.origins.started("j", "daily", Inbound("c", "p", "m", "", metadata=ORIGIN))
-    desk.deliveries.deliver("c", "handoff", "Good morning", job_id="j")
+    desk.deliveries.close(desk.deliveries.open("c", "handoff", job_id="j"), "Good morning")
     await bridge.until(lambda: len(bridge.taken) == 2)
     push, final = bridge.taken
     assert push.body == Push(push.reply_to, "handoff", ORIGIN, "daily")
@@ -178,8 +178,8 @@ async def test_a_delivery_that_is_lost_for_want_of_room_is_told_to_the_agent() -
     async with Outbox(journals) as outbox:
         desk = Desk(outbox)
         desk.take(f"http://127.0.0.1:{free_port()}/a2a/reply")
-        desk.deliveries.deliver("c", "cron", "x" * 2000, job="first")
-        desk.deliveries.deliver("c", "cron", "y" * 2000, job="second")
+        desk.deliveries.close(desk.deliveries.open("c", "cron", job="first"), "x" * 2000)
+        desk.deliveries.close(desk.deliveries.open("c", "cron", job="second"), "y" * 2000)
         why = "no bridge has got it, and there is no room to keep it"
         assert desk.notes() == [f"the result of 'first': {why}"]
         assert [journal.label for journal in journals] == ["second"]
